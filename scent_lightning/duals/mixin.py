@@ -1,0 +1,179 @@
+"""The mixin that gives a LightningModule its dual variables."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import lightning as L
+from torch import Tensor, nn
+
+from scent_lightning.duals.updates import DualUpdate
+from scent_lightning.duals.variable import DualVariable, Placement
+from scent_lightning.errors import InputError
+
+__all__ = ["DualVariableMixin"]
+
+
+class DualVariableMixin(L.LightningModule):
+    """Put dual variables into a LightningModule: ``class MyTask(DualVariableMixin, L.LightningModule)``.
+
+    A subclass calls :meth:`add_dual` in ``__init__`` and :meth:`entropic_risk` in ``training_step``; the data module
+    yields the dataset index of every row. Taken care of here: the progress of the run for scheduled step sizes, float32
+    whatever the trainer's precision, the state dict, the exchange between processes, reading without writing outside
+    training, and hyperparameters that hold a dual update as plain data.
+
+    Attributes:
+        duals: maps the name of each dual to its :class:`DualVariable`.
+
+    Example:
+        >>> import lightning as L
+        >>> import torch
+        >>> from scent_lightning.duals import SCENT, DualVariableMixin
+        >>> class Softmax(DualVariableMixin, L.LightningModule):
+        ...     def __init__(self, num_anchors):
+        ...         super().__init__()
+        ...         self.linear = torch.nn.Linear(4, 3)
+        ...         self.add_dual("nu", num_anchors, SCENT(log_alpha=0.0))
+        ...     def training_step(self, batch, batch_idx):
+        ...         features, labels, index = batch
+        ...         logits = self.linear(features)
+        ...         return self.entropic_risk("nu", logits - logits.gather(1, labels[:, None]), index)
+        >>> model = Softmax(num_anchors=8)
+        >>> loss = model.training_step((torch.randn(2, 4), torch.tensor([0, 2]), torch.tensor([5, 1])), 0)
+        >>> int(model.duals["nu"].visited.sum())
+        2
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.duals = nn.ModuleDict()
+        # DDP would overwrite the tables of all ranks with rank 0's at every forward; the mixin exchanges rows instead.
+        self._ddp_params_and_buffers_to_ignore: list[str] = []
+
+    def add_dual(
+        self, name: str, num_anchors: int, update: DualUpdate | dict[str, Any], placement: Placement = "module"
+    ) -> DualVariable:
+        """Add a table of dual variables.
+
+        Args:
+            name: a Python identifier, unique in this module; it appears in TensorBoard tags and in the state dict.
+            num_anchors: number of rows n of the training set.
+            update: the dual update, as an object or in the form of :meth:`DualUpdate.config`.
+            placement: "module" keeps the table on the module's device, "cpu" in main memory.
+
+        Returns:
+            The table, also found as ``self.duals[name]``.
+
+        Raises:
+            InputError: the name is taken or no identifier, or ``num_anchors``, ``update`` or ``placement`` is wrong.
+        """
+        if not isinstance(name, str) or not name.isidentifier():
+            raise InputError(f"name of a dual variable must be an identifier, got {name!r}")
+        if name in self.duals or hasattr(self.duals, name):
+            raise InputError(f"name {name!r} of a dual variable is taken")
+        variable = DualVariable(num_anchors, update, name=name, placement=placement)
+        self.duals[name] = variable
+        self._ddp_params_and_buffers_to_ignore += [f"duals.{name}.nu", f"duals.{name}.visited"]
+        return variable
+
+    def entropic_risk(self, name: str, scores: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
+        r"""Mean dual objective of a batch; in training the dual variables at ``index`` are updated first.
+
+        The gradient is :math:`\frac{1}{B} \sum_i \frac{1}{m_i} \sum_j e^{S_{ij} - \nu_i} \nabla S_{ij}` with the new ν
+        (Wei et al. 2026, algorithm 1). Outside training (validation, sanity check, test, predict; without a Trainer:
+        ``self.training`` False) ν is read and never written, and an anchor never visited takes ν = ℓ.
+
+        Args:
+            name: the dual, as given to :meth:`add_dual`.
+            scores: shape ``(B, m)``: one row per anchor, one column per sample; any floating dtype.
+            index: dataset indices of the anchors, shape ``(B,)``, any integer dtype and device. An index that occurs
+                twice, here or on another rank, moves once, by all its samples.
+            mask: bool, shape ``(B, m)``, True where a sample counts; None means all do.
+
+        Returns:
+            A scalar in float32 (float64 for float64 scores). In a distributed run it is this process's mean.
+
+        Raises:
+            KeyError: no dual of that name.
+            TypeError, ValueError, IndexError: an index, scores or mask that does not fit; nothing is written.
+            DualDivergenceError: a non-finite score, ν or objective in training; nothing is written.
+            InputError: the table was loaded from a checkpoint of another size (training only), or a schedule needs
+                the length of an endless run.
+        """
+        if name not in self.duals:
+            raise KeyError(f"no dual variable {name!r}; this module has: {', '.join(self.duals) or 'none'}")
+        variable = cast(DualVariable, self.duals[name])
+        if self._writes_duals():
+            return variable.entropic_risk(scores, index, mask, self.dual_progress())
+        return variable.evaluate(scores, index, mask)
+
+    def _writes_duals(self) -> bool:
+        trainer = self._trainer
+        if trainer is not None and trainer.state.stage is not None:
+            return bool(trainer.training)
+        return self.training
+
+    def dual_progress(self) -> float:
+        """Fraction of the run that is done, in [0, 1], for scheduled step sizes; 0 without a Trainer.
+
+        Counted in training batches against ``max_epochs``, or in optimiser steps against ``max_steps``, whichever
+        comes first.
+
+        Raises:
+            InputError: the run has no end and a step size follows a schedule.
+        """
+        trainer = self._trainer
+        if trainer is None or trainer.state.stage is None or not trainer.training:
+            return 0.0
+        done = []
+        if trainer.max_steps > 0:
+            done.append(trainer.global_step / trainer.max_steps)
+        batches = (trainer.max_epochs or -1) * trainer.num_training_batches
+        if 0 < batches < float("inf"):
+            done.append(trainer.fit_loop.epoch_loop.total_batch_idx / batches)
+        if not done:
+            for name, variable in self.duals.items():
+                update = cast(DualVariable, variable).update
+                if update.step_sizes(0.0) != update.step_sizes(1.0):
+                    raise InputError(
+                        f"the schedule of dual variable {name!r} ({update!r}) needs to know how long the run is: set "
+                        "trainer.max_steps, or max_epochs with a training set of known length"
+                    )
+            return 0.0
+        return min(max(done), 1.0)
+
+    def on_fit_start(self) -> None:
+        """Stop before training on a table that belongs to another training set."""
+        super().on_fit_start()
+        for variable in self.duals.values():
+            cast(DualVariable, variable).check_trainable()
+
+    def save_hyperparameters(
+        self,
+        *args: Any,
+        ignore: Sequence[str] | str | None = None,
+        frame: types.FrameType | None = None,
+        logger: bool = True,
+    ) -> None:
+        """As Lightning's, but a dual update is kept as plain data, so that checkpoints load with ``weights_only``."""
+        if frame is None:
+            current = inspect.currentframe()
+            frame = current.f_back if current else None
+        super().save_hyperparameters(*args, ignore=ignore, frame=frame, logger=logger)
+        self._set_hparams(_plain(dict(self.hparams)))
+        self._hparams_initial = copy.deepcopy(self._hparams)
+
+
+def _plain(value: Any) -> Any:
+    """Replace every dual update inside by its :meth:`DualUpdate.config`."""
+    if isinstance(value, DualUpdate):
+        return value.config()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(item) for item in value)
+    return value

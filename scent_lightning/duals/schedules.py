@@ -1,0 +1,49 @@
+"""How a step size moves over a run: constant, or along half a cosine.
+
+``progress`` is the fraction of the run that is done, from 0 at the first batch to 1 at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+Schedule = Literal["constant", "cosine"]
+SCHEDULES: tuple[str, ...] = ("constant", "cosine")
+
+
+def _remaining(progress: float) -> float:
+    """Weight of the start value, (1 + cos π·progress) / 2, from 1 to 0."""
+    return (1.0 + math.cos(math.pi * min(max(progress, 0.0), 1.0))) / 2.0
+
+
+def scheduled(schedule: str, start: float, final: float, progress: float) -> float:
+    """Value of a step size at ``progress``: ``start`` throughout, or from ``start`` to ``final`` along half a cosine.
+
+    Example:
+        >>> scheduled("cosine", 1.0, 0.5, 0.5)
+        0.75
+    """
+    if schedule == "constant":
+        return start
+    weight = _remaining(progress)
+    return final + (start - final) * weight
+
+
+def scheduled_log(schedule: str, log_start: float, log_final: float, progress: float) -> float:
+    """The same for a step size given by its logarithm: the cosine runs over the step size itself, not its logarithm.
+
+    Exact for logarithms of any size, and −inf for a step size of 0.
+
+    Example:
+        >>> round(scheduled_log("cosine", 700.0, float("-inf"), 0.5), 6)
+        699.306853
+    """
+    if schedule == "constant":
+        return log_start
+    weight = _remaining(progress)
+    terms = [log + math.log(part) for log, part in ((log_start, weight), (log_final, 1.0 - weight)) if part > 0]
+    largest = max(terms)
+    if math.isinf(largest):
+        return largest
+    return largest + math.log(sum(math.exp(term - largest) for term in terms))

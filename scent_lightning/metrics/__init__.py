@@ -1,0 +1,5 @@
+"""Metrics, as torchmetrics modules."""
+
+from scent_lightning.metrics.entropic_risk import EntropicRisk
+
+__all__ = ["EntropicRisk"]

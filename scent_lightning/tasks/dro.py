@@ -1,0 +1,270 @@
+"""KL-regularised distributionally robust regression."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+import lightning as L
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torchmetrics import MaxMetric, MeanSquaredError
+
+from scent_lightning.duals import DualUpdate, DualVariableMixin
+from scent_lightning.errors import InputError
+from scent_lightning.metrics.entropic_risk import EntropicRisk, check_tau
+
+__all__ = ["DRORegressionTask"]
+
+Batch = tuple[Tensor, Tensor, Tensor]
+_ANCHOR = "nu"
+
+
+class DRORegressionTask(DualVariableMixin, L.LightningModule):
+    r"""Regression that minimises the entropic risk of the loss, that is, its worst case under a KL penalty.
+
+    .. math:: \min_w \tau \log \frac{1}{n} \sum_i \exp\frac{\text{loss}(f_w(x_i), y_i)}{\tau}
+              = \min_w \max_p \sum_i p_i\, \text{loss}_i - \tau\, KL(p, 1/n)
+
+    (Wei et al. 2026, appendix on KL-regularised distributionally robust optimisation). There is one anchor, the training
+    set, and so one dual variable, ``nu``; at the optimum τ·ν is the objective itself.
+
+    Logs ``train/loss`` (dual objective of the batch), and for validation and test ``…/entropic_risk`` (the objective,
+    exact over the rows), ``…/rmse`` and ``…/worst_loss``. ``predict`` gives for each row its index, the prediction, the
+    loss and the worst-case weight :math:`p_i \propto \exp(\text{loss}_i / \tau)` among all rows predicted.
+
+    Args:
+        num_features: number of features d; the command line takes it from the data module.
+        dual: the dual update; the command line's ``--dual``.
+        tau: temperature in the units of the loss, above 0. Smaller values weigh the worst rows more.
+        loss: "squared", "absolute" or "huber".
+        huber_delta: where the Huber loss turns from squared to linear, above 0.
+        network: maps features ``(B, d)`` to predictions ``(B,)`` or ``(B, 1)``; None is a linear model with intercept.
+        initial: where the linear model starts: "least_squares" (on the training rows) or "zeros". A network starts as
+            it is.
+        lr: learning rate of SGD, above 0.
+        momentum: momentum of SGD, in [0, 1).
+        nesterov: Nesterov's form of the momentum.
+        weight_decay: L2 penalty of SGD, at least 0.
+        optimizer: another optimiser by class path, with its own settings; replaces the four above.
+        lr_schedule: "cosine" (to 0 over the run) or "constant".
+
+    Raises:
+        InputError: an argument out of its range.
+
+    Example:
+        >>> import torch
+        >>> from scent_lightning.duals import SCENT
+        >>> task = DRORegressionTask(num_features=3, dual=SCENT(log_alpha=0.0), tau=1.0, initial="zeros")
+        >>> batch = (torch.randn(5, 3), torch.zeros(5), torch.arange(5))
+        >>> task.training_step(batch, 0)
+        tensor(0., grad_fn=<MulBackward0>)
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        dual: DualUpdate,
+        tau: float = 1.0,
+        loss: Literal["squared", "absolute", "huber"] = "squared",
+        huber_delta: float = 1.0,
+        network: nn.Module | None = None,
+        initial: Literal["least_squares", "zeros"] = "least_squares",
+        lr: float = 1e-5,
+        momentum: float = 0.9,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        optimizer: OptimizerCallable | None = None,
+        lr_schedule: Literal["cosine", "constant"] = "cosine",
+    ) -> None:
+        super().__init__()
+        if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
+            raise InputError(f"num_features must be a positive integer, got {num_features!r}")
+        for name, value, allowed in (
+            ("loss", loss, ("squared", "absolute", "huber")),
+            ("initial", initial, ("least_squares", "zeros")),
+            ("lr_schedule", lr_schedule, ("cosine", "constant")),
+        ):
+            if value not in allowed:
+                raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        if not lr > 0:
+            raise InputError(f"lr must be above 0, got {lr!r}")
+        if not huber_delta > 0:
+            raise InputError(f"huber_delta must be above 0, got {huber_delta!r}")
+        if not 0 <= momentum < 1:
+            raise InputError(f"momentum must be in [0, 1), got {momentum!r}")
+        if not weight_decay >= 0:
+            raise InputError(f"weight_decay must be at least 0, got {weight_decay!r}")
+        # Objects that cannot be written as plain data are left out: pass them to load_from_checkpoint again.
+        unsaved = [name for name, value in (("network", network), ("optimizer", optimizer)) if value is not None]
+        self.save_hyperparameters(ignore=unsaved)
+        self.tau = check_tau(tau)
+        self.loss = loss
+        self.huber_delta = huber_delta
+        self.initial = initial
+        self.lr = lr
+        self.momentum = momentum
+        self.nesterov = nesterov and momentum > 0
+        self.weight_decay = weight_decay
+        self.optimizer = optimizer
+        self.lr_schedule = lr_schedule
+        self.is_linear = network is None
+        self.network = network if network is not None else nn.Linear(num_features, 1)
+        self._started = False
+        if self.is_linear:
+            for parameter in self.network.parameters():
+                nn.init.zeros_(parameter)
+        self.add_dual(_ANCHOR, 1, dual)
+        self.stage_metrics = nn.ModuleDict(
+            {
+                stage: nn.ModuleDict(
+                    {
+                        "entropic_risk": EntropicRisk(self.tau),
+                        "rmse": MeanSquaredError(squared=False),
+                        "worst_loss": MaxMetric(),
+                    }
+                )
+                for stage in ("val", "test")
+            }
+        )
+        self._log_total: Tensor | None = None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Predictions, shape ``(B,)``, for features of shape ``(B, d)``."""
+        prediction: Tensor = self.network(features)
+        return prediction.squeeze(-1) if prediction.ndim == 2 and prediction.shape[1] == 1 else prediction
+
+    def losses(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Loss of each row, shape ``(B,)``, in float32 or better, in the units of the loss."""
+        if prediction.shape != target.shape:
+            raise ValueError(
+                f"network must give one prediction a row: expected shape {tuple(target.shape)}, "
+                f"got {tuple(prediction.shape)}"
+            )
+        dtype = torch.promote_types(prediction.dtype, torch.float32)
+        residual = prediction.to(dtype) - target.to(dtype)
+        if self.loss == "squared":
+            return residual.square()
+        if self.loss == "absolute":
+            return residual.abs()
+        return nn.functional.huber_loss(residual, torch.zeros_like(residual), reduction="none", delta=self.huber_delta)
+
+    # ---------------------------------------------------------------- start
+
+    def start_at_least_squares(self, loader: Any) -> None:
+        """Set the linear model to the least-squares solution over the batches of ``loader``, solved in float64.
+
+        Args:
+            loader: yields ``(features, target, …)`` batches.
+        """
+        size = cast(nn.Linear, self.network).in_features + 1
+        gram, moment = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+        for features, target, *_ in loader:
+            rows = torch.cat([features.double().cpu(), torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
+            gram += rows.T @ rows
+            moment += rows.T @ target.double().cpu()
+        solution = torch.linalg.lstsq(gram, moment.unsqueeze(1), driver="gelsd").solution.squeeze(1)
+        with torch.no_grad():
+            self.network.weight.copy_(solution[:-1].unsqueeze(0))
+            self.network.bias.copy_(solution[-1:])
+
+    def setup(self, stage: str) -> None:
+        """Start the linear model at least squares, before the first training only."""
+        if stage != "fit" or self._started:
+            return
+        self._started = True
+        if not self.is_linear or self.initial != "least_squares":
+            return
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if datamodule is None:
+            raise InputError(
+                "initial='least_squares' needs a data module; without one, call start_at_least_squares(loader) and pass "
+                "initial='zeros'"
+            )
+        self.start_at_least_squares(datamodule.train_dataloader())
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Loaded weights are not to be overwritten by least squares."""
+        super().on_load_checkpoint(checkpoint)
+        self._started = True
+
+    # ---------------------------------------------------------------- steps
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Update ν and return τ times the dual objective of the batch."""
+        features, target, _ = batch
+        scores = (self.losses(self(features), target) / self.tau).unsqueeze(0)
+        anchor = torch.zeros(1, dtype=torch.int64, device=scores.device)
+        loss = self.tau * self.entropic_risk(_ANCHOR, scores, anchor)
+        if self._trainer is not None and (self.global_step + 1) % max(self.trainer.log_every_n_steps, 1) == 0:
+            self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def _evaluate(self, stage: str, batch: Batch) -> None:
+        features, target, _ = batch
+        prediction = self(features)
+        losses = self.losses(prediction, target)
+        metrics = cast(nn.ModuleDict, self.stage_metrics[stage])
+        metrics["entropic_risk"].update(losses)
+        metrics["rmse"].update(prediction.to(losses.dtype), target.to(losses.dtype))
+        metrics["worst_loss"].update(losses)
+        for name, metric in metrics.items():
+            self.log(f"{stage}/{name}", cast(Any, metric), on_epoch=True, prog_bar=name == "entropic_risk")
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Objective, RMSE and worst loss over the validation rows."""
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Objective, RMSE and worst loss over the test rows."""
+        self._evaluate("test", batch)
+
+    def on_predict_epoch_start(self) -> None:
+        """Sum exp(loss/τ) over all rows first: a worst-case weight is relative to all of them."""
+        risk = EntropicRisk(self.tau).to(self.device)
+        loaders = self.trainer.predict_dataloaders
+        for loader in loaders if isinstance(loaders, list) else [loaders]:
+            for batch in loader:
+                batch = self.trainer.precision_plugin.convert_input(batch)
+                features, target, _ = self.trainer.strategy.batch_to_device(batch)
+                risk.update(self.losses(self(features), target))
+        total = risk.compute()
+        self._log_total = total / self.tau + risk.count.double().log()
+
+    def on_predict_epoch_end(self) -> None:
+        """Forget the sum."""
+        self._log_total = None
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Predict a batch.
+
+        Returns:
+            ``index`` (the row), ``prediction``, ``loss`` and ``weight``, each of shape ``(B,)``. The weights sum to 1
+            over all rows that the Trainer predicts; over the batch where there is no Trainer.
+        """
+        features, target, index = batch
+        prediction = self(features)
+        losses = self.losses(prediction, target)
+        log_weights = losses.double() / self.tau
+        log_total = torch.logsumexp(log_weights, dim=0) if self._log_total is None else self._log_total
+        return {"index": index, "prediction": prediction, "loss": losses, "weight": torch.exp(log_weights - log_total)}
+
+    # ---------------------------------------------------------------- optimiser
+
+    def configure_optimizers(self) -> Any:
+        """SGD with momentum, or the optimiser given, with the learning-rate schedule."""
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        if self.optimizer is not None:
+            optimizer = self.optimizer(parameters)
+        else:
+            optimizer = torch.optim.SGD(
+                parameters, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
+            )
+        if self.lr_schedule == "constant":
+            return optimizer
+        steps = self.trainer.estimated_stepping_batches
+        if steps == float("inf"):
+            raise InputError("lr_schedule 'cosine' needs to know how long the run is: set trainer.max_epochs")
+        scheduler = CosineAnnealingLR(optimizer, T_max=int(steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
