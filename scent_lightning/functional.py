@@ -21,20 +21,33 @@ from torch.nn.functional import logsigmoid, softplus
 __all__ = [
     "asgd_step",
     "exponential_objective",
+    "exponential_objective_from",
     "guard",
     "log_mean_exp",
+    "log_mean_exp_from",
+    "mean_exp",
     "proximal_mirror_descent_step",
+    "shift_by_largest",
     "softplus_asgd_step",
     "softplus_objective",
     "sox_step",
     "umax_step",
-    "valid_counts",
 ]
+
+# Its exponential is 0 in float32 and in float64.
+_EXP_IS_ZERO = -1000.0
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """The dtype of everything that is only ``(B,)`` long: float64, or float32 where the device has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def wide(value: Tensor) -> Tensor:
     """Detach and convert to float64, or to float32 where the device has no float64."""
-    return value.detach().to(torch.float32 if value.device.type == "mps" else torch.float64)
+    if value.dtype == torch.float64 and not value.requires_grad:
+        return value
+    return value.detach().to(wide_dtype(value.device))
 
 
 def at_least_float32(scores: Tensor) -> Tensor:
@@ -42,11 +55,54 @@ def at_least_float32(scores: Tensor) -> Tensor:
     return scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
 
 
-def valid_counts(scores: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Number of samples that count in each row, shape ``(B,)``, wide float."""
+def shift_by_largest(scores: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    r"""Largest valid score :math:`M_i` of each row, and the scores minus it.
+
+    Together with :func:`mean_exp` this is the one exponential of a step: the log-mean-exp and the exponential objective
+    follow from it with ``(B,)`` numbers, see :func:`log_mean_exp_from` and :func:`exponential_objective_from`.
+
+    Args:
+        scores: shape ``(B, m)``, any floating dtype; half precision is raised to float32.
+        mask: bool, shape ``(B, m)``, True where a sample counts; None means all do. Values under a False are ignored,
+            NaN and infinity included, and get a zero gradient.
+
+    Returns:
+        :math:`M`, shape ``(B,)``, detached, −inf for a row without a valid sample; and :math:`S - M`, shape ``(B, m)``,
+        carrying the gradient, with a number whose exponential is 0 where a sample does not count. Both in float32 or
+        float64.
+    """
+    values = at_least_float32(scores)
+    if values.shape[1] == 0:
+        return values.detach().new_full((values.shape[0],), -math.inf), values
     if mask is None:
-        return wide(torch.full((scores.shape[0],), float(scores.shape[1]), device=scores.device))
-    return wide(mask.sum(dim=1))
+        largest = values.detach().amax(dim=1)
+        return largest, values - largest.unsqueeze(1)
+    largest = values.detach().masked_fill(~mask, -math.inf).amax(dim=1)
+    shift = largest.masked_fill(largest == -math.inf, 0.0).unsqueeze(1)
+    # where() and not a product: the gradient of an invalid entry must be exactly zero, NaN or not. The exponential of
+    # a finite number is many times faster than that of −inf.
+    return largest, torch.where(mask, values - shift, _EXP_IS_ZERO)
+
+
+def mean_exp(shifted: Tensor, counts: Tensor | None = None) -> Tensor:
+    """Mean of the exponentials of :func:`shift_by_largest`'s second result.
+
+    Args:
+        shifted: shape ``(B, m)``.
+        counts: number of valid samples of each row, shape ``(B,)``; None means all m.
+
+    Returns:
+        Shape ``(B,)``, carrying the gradient; 0 for a row without a valid sample.
+    """
+    if counts is None and shifted.shape[1] > 0:
+        return shifted.exp().mean(dim=1)
+    total = shifted.exp().sum(dim=1)
+    return total if counts is None else total / counts.clamp(min=1)
+
+
+def log_mean_exp_from(largest: Tensor, mean: Tensor) -> Tensor:
+    """Log-mean-exp from the largest score and :func:`mean_exp`, shape ``(B,)``, detached, in the wide dtype."""
+    return wide(mean).log().add_(largest)
 
 
 def log_mean_exp(scores: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -68,16 +124,8 @@ def log_mean_exp(scores: Tensor, mask: Tensor | None = None) -> Tensor:
         >>> log_mean_exp(scores, torch.tensor([[True, True], [True, False]])).tolist()
         [0.0, 1000.0]
     """
-    values = at_least_float32(scores.detach())
-    if mask is not None:
-        values = values.masked_fill(~mask, -math.inf)
-    if values.shape[1] == 0:
-        return wide(values.new_full((values.shape[0],), -math.inf))
-    largest = values.amax(dim=1, keepdim=True)
-    # A row of −inf has nothing to subtract; +inf and NaN must stay visible in the result.
-    shift = largest.masked_fill(largest == -math.inf, 0.0)
-    total = (values - shift).exp_().sum(dim=1)
-    return wide(shift.squeeze(1)) + (wide(total) / valid_counts(scores, mask).clamp(min=1)).log()
+    largest, shifted = shift_by_largest(scores.detach(), mask)
+    return log_mean_exp_from(largest, mean_exp(shifted, None if mask is None else mask.sum(dim=1)))
 
 
 def proximal_mirror_descent_step(nu: Tensor, log_mean: Tensor, log_alpha: float) -> Tensor:
@@ -86,8 +134,8 @@ def proximal_mirror_descent_step(nu: Tensor, log_mean: Tensor, log_alpha: float)
     .. math:: \nu + \log(1 + \alpha e^{\ell}) - \log(1 + \alpha e^{\nu})
 
     the minimiser over :math:`v` of :math:`e^{\ell - v} + v + D(v, \nu) / \alpha` with
-    :math:`D(a, b) = e^{-a} - e^{-b} + e^{-b} (a - b)`. The result lies between ``nu`` and ``log_mean``; it is
-    ``log_mean`` for ``log_alpha = inf`` and ``nu`` for ``log_alpha = -inf``.
+    :math:`D(a, b) = e^{-a} - e^{-b} + e^{-b} (a - b)`. The result lies between ``nu`` and ``log_mean`` (to rounding in
+    float64); it is ``log_mean`` for ``log_alpha = inf`` and ``nu`` for ``log_alpha = -inf``.
 
     Args:
         nu: dual variables, shape ``(B,)``.
@@ -100,9 +148,9 @@ def proximal_mirror_descent_step(nu: Tensor, log_mean: Tensor, log_alpha: float)
     nu, log_mean = wide(nu), wide(log_mean)
     if log_alpha == math.inf:
         return log_mean.clone()
-    zero = torch.zeros((), dtype=nu.dtype, device=nu.device)
-    moved = nu + (torch.logaddexp(log_alpha + log_mean, zero) - torch.logaddexp(log_alpha + nu, zero))
-    return moved.clamp(torch.minimum(nu, log_mean), torch.maximum(nu, log_mean))
+    # log(e^ν + α e^(ν + ℓ)) − log(1 + α e^ν). Beyond the threshold softplus(x) is x to the last bit of float64.
+    shifted = nu + log_alpha
+    return torch.logaddexp(nu, shifted + log_mean).sub_(softplus(shifted, threshold=40))
 
 
 def sox_step(nu: Tensor, log_mean: Tensor, gamma: float) -> Tensor:
@@ -176,11 +224,13 @@ def softplus_asgd_step(nu: Tensor, scores: Tensor, alpha: float, rho: float, mas
     # sigmoid(x)/ρ is a weight like exp(S − ν): its logarithm keeps full relative precision where it is tiny.
     argument = at_least_float32(scores.detach()) - at_least_float32(nu.detach()).unsqueeze(1) + math.log(rho)
     weights = torch.exp(logsigmoid(argument) - math.log(rho))
-    if mask is not None:
-        weights = weights.masked_fill(~mask, 0.0)
-    counts = valid_counts(scores, mask)
-    mean = wide(weights.sum(dim=1)) / counts.clamp(min=1)
     nu = wide(nu)
+    if mask is None and scores.shape[1] > 0:
+        return nu - alpha * (1 - wide(weights.mean(dim=1)))
+    if mask is None:
+        return nu
+    counts = mask.sum(dim=1)
+    mean = wide(weights.masked_fill(~mask, 0.0).sum(dim=1)) / counts.clamp(min=1)
     return torch.where(counts > 0, nu - alpha * (1 - mean), nu)
 
 
@@ -198,26 +248,18 @@ def guard(nu: Tensor, log_mean: Tensor, max_log_weight: float) -> Tensor:
     return torch.maximum(wide(nu), wide(log_mean) - max_log_weight)
 
 
-def _shifted(nu: Tensor, scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Scores minus ν with invalid entries (whatever they hold) set to 0, and ν, in at least float32."""
-    values = at_least_float32(scores)
-    dtype = torch.promote_types(values.dtype, at_least_float32(nu).dtype)
-    values, nu = values.to(dtype), nu.detach().to(dtype)
-    if mask is not None:
-        # where() and not a product: the gradient of an invalid entry must be exactly zero, NaN or not.
-        values = torch.where(mask, values, nu.unsqueeze(1))
-    return values - nu.unsqueeze(1), nu
+def exponential_objective_from(nu: Tensor, largest: Tensor, mean: Tensor, may_be_empty: bool) -> Tensor:
+    """:func:`exponential_objective` from the largest score and :func:`mean_exp`, with no other exponential of scores.
 
-
-def _objective(values: Tensor, nu: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean of ``values`` over the valid samples of each row, plus ν − 1; 0 for a row that has none."""
-    if mask is None and values.shape[1] > 0:
-        return values.mean(dim=1) + (nu - 1)
-    counts = torch.zeros_like(nu) if mask is None else mask.sum(dim=1).to(values.dtype)
-    if mask is not None:
-        values = values.masked_fill(~mask, 0.0)
-    objective = values.sum(dim=1) / counts.clamp(min=1) + (nu - 1)
-    return torch.where(counts > 0, objective, objective.new_zeros(()))
+    Args:
+        nu: dual variables, shape ``(B,)``.
+        largest: largest valid score of each row, shape ``(B,)``.
+        mean: from :func:`mean_exp`, shape ``(B,)``; carries the gradient.
+        may_be_empty: whether a row may be without a valid sample (its ``largest`` is −inf and its result 0).
+    """
+    nu = nu.detach()
+    objective = torch.addcmul((nu - 1).to(mean.dtype), mean, (largest - nu).exp_().to(mean.dtype))
+    return torch.where(largest == -math.inf, objective.new_zeros(()), objective) if may_be_empty else objective
 
 
 def exponential_objective(nu: Tensor, scores: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -232,10 +274,12 @@ def exponential_objective(nu: Tensor, scores: Tensor, mask: Tensor | None = None
         mask: bool, shape ``(B, m)``, True where a sample counts.
 
     Returns:
-        Shape ``(B,)``, float32 or float64; 0 for a row without a valid sample.
+        Shape ``(B,)``, float32 or float64; 0 for a row without a valid sample; infinite where a weight
+        :math:`e^{S - \nu}` is too large for that dtype.
     """
-    shifted, nu = _shifted(nu, scores, mask)
-    return _objective(torch.exp(shifted), nu, mask)
+    largest, shifted = shift_by_largest(scores, mask)
+    mean = mean_exp(shifted, None if mask is None else mask.sum(dim=1))
+    return exponential_objective_from(nu, largest, mean, mask is not None or scores.shape[1] == 0)
 
 
 def softplus_objective(nu: Tensor, scores: Tensor, rho: float, mask: Tensor | None = None) -> Tensor:
@@ -252,5 +296,14 @@ def softplus_objective(nu: Tensor, scores: Tensor, rho: float, mask: Tensor | No
     Returns:
         Shape ``(B,)``, float32 or float64; 0 for a row without a valid sample.
     """
-    shifted, nu = _shifted(nu, scores, mask)
-    return _objective(softplus(shifted + math.log(rho)) / rho, nu, mask)
+    values = at_least_float32(scores)
+    nu = nu.detach().to(values.dtype)
+    if mask is None and scores.shape[1] > 0:
+        return (softplus(values - nu.unsqueeze(1) + math.log(rho)) / rho).mean(dim=1) + (nu - 1)
+    if mask is None:
+        mask = torch.ones_like(values, dtype=torch.bool)
+    counts = mask.sum(dim=1)
+    values = torch.where(mask, values, nu.unsqueeze(1))
+    terms = softplus(values - nu.unsqueeze(1) + math.log(rho)) / rho
+    objective = terms.masked_fill(~mask, 0.0).sum(dim=1) / counts.clamp(min=1) + (nu - 1)
+    return torch.where(counts > 0, objective, objective.new_zeros(()))

@@ -72,7 +72,9 @@ def batch_loader(
     """
     if seed is None:
         seed = torch.initial_seed() % 2**31
-    sampler = DistributedSampler(dataset, num_replicas, rank, shuffle=shuffle, seed=seed) if shuffle else None
+    sampler: DistributedSampler[Any] | None = None
+    if shuffle:
+        sampler = DistributedSampler(dataset, num_replicas, rank, shuffle=True, seed=seed)
     return DataLoader(
         dataset,
         batch_size=batch_size,

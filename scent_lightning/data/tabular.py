@@ -24,7 +24,7 @@ EVALUATION_BATCH = 8192
 
 
 def _diabetes(data_dir: Path) -> tuple[pd.DataFrame, str]:
-    frame = load_diabetes(as_frame=True, scaled=False).frame
+    frame: pd.DataFrame = load_diabetes(as_frame=True, scaled=False).frame
     frame["target"] /= 100
     return frame, "target"
 
@@ -35,11 +35,12 @@ def _find(data_dir: Path, folder: str, file: str) -> Path | None:
 
 def _fetch(name: str, data_dir: Path, file: str, fetch: Callable[[], Any]) -> pd.DataFrame:
     try:
-        return fetch().frame
+        frame: pd.DataFrame = fetch().frame
     except Exception as error:
         raise InputError(
             f"data set {name!r} is neither in data_dir ({data_dir / name / file}) nor could it be downloaded: {error}"
         ) from error
+    return frame
 
 
 def _california_housing(data_dir: Path) -> tuple[pd.DataFrame, str]:
@@ -92,10 +93,11 @@ BUILT_IN: dict[str, Callable[[Path], tuple[pd.DataFrame, str]]] = {
 
 def _read(path: Path) -> pd.DataFrame:
     try:
-        frame = pd.read_parquet(path) if path.suffix.lower() in (".parquet", ".pq") else pd.read_csv(path)
+        frame: pd.DataFrame = pd.read_parquet(path) if path.suffix.lower() in (".parquet", ".pq") else pd.read_csv(path)
     except Exception as error:
         raise InputError(f"cannot read {path} as a table: {str(error).splitlines()[0]}") from error
-    return frame.rename(columns=lambda name: str(name).strip())
+    frame.columns = [str(name).strip() for name in frame.columns]
+    return frame
 
 
 def _some(values: list[Any]) -> str:
@@ -240,7 +242,7 @@ class TabularRegressionDataModule(L.LightningDataModule):
                 raise InputError(f"column {name!r} of {self.dataset} is not numeric: {error}") from error
         bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
         if bad.size:
-            names = [name for name, ok in zip([*columns, target], np.isfinite(values).all(axis=0), strict=True) if not ok]
+            names = [[*columns, target][i] for i in np.flatnonzero(~np.isfinite(values).all(axis=0))]
             raise InputError(
                 f"{self.dataset} has missing or non-finite values in rows {_some(bad.tolist())} (counted from 0), "
                 f"columns {_some(names)}"

@@ -1,24 +1,25 @@
-"""What the processes of a distributed run tell each other at a step, and how repeated indices are merged.
-
-Without ``torch.distributed`` (or with one process) every function here is the identity.
-"""
+"""What the processes of a distributed run tell each other at a step, and how repeated indices are merged."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def num_ranks() -> int:
-    """Number of processes that train together."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+_AVAILABLE = dist.is_available()
+
+
+def distributed() -> bool:
+    """Whether several processes train together."""
+    return _AVAILABLE and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _to_backend(tensor: Tensor) -> Tensor:
@@ -28,25 +29,21 @@ def _to_backend(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_cuda else tensor.cuda()
 
 
-def any_rank(flags: Tensor) -> Tensor:
-    """Logical or of a bool tensor over the processes."""
-    if num_ranks() == 1:
-        return flags
-    counts = _to_backend(flags.to(torch.int32))
-    dist.all_reduce(counts, op=dist.ReduceOp.MAX)
-    return counts.bool()
+def any_rank(flag: bool) -> bool:
+    """Whether ``flag`` is True in any process of a distributed run."""
+    count = _to_backend(torch.tensor([int(flag)]))
+    dist.all_reduce(count, op=dist.ReduceOp.MAX)
+    return bool(count.item())
 
 
-def checked(check: Callable[[], T]) -> T:
-    """Run ``check`` in every process; if it raises in one, all raise, so that none waits for the others for ever."""
-    if num_ranks() == 1:
-        return check()
+def checked(check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call ``check`` in every process; if it raises in one, all raise, so that none waits for the others for ever."""
     error: Exception | None = None
     try:
-        result = check()
+        result = check(*args, **kwargs)
     except (TypeError, ValueError, IndexError) as caught:
         error = caught
-    failed = bool(any_rank(torch.tensor([error is not None])).any())
+    failed = any_rank(error is not None)
     if error is not None:
         raise error
     if failed:
@@ -64,11 +61,9 @@ def gather(*columns: Tensor) -> tuple[tuple[Tensor, ...], slice]:
     Returns:
         The columns, each of shape ``(ΣB,)``, and the slice of this process's rows.
     """
-    if num_ranks() == 1:
-        return columns, slice(0, columns[0].shape[0])
     rows = _to_backend(torch.stack([column.double() for column in columns], dim=1))
     size = torch.tensor([rows.shape[0]], device=rows.device)
-    sizes = [torch.empty_like(size) for _ in range(num_ranks())]
+    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, size)
     lengths = [int(length) for length in sizes]
     padded = torch.cat([rows, rows.new_zeros(max(lengths) - rows.shape[0], rows.shape[1])])
@@ -80,53 +75,51 @@ def gather(*columns: Tensor) -> tuple[tuple[Tensor, ...], slice]:
     return gathered, slice(start, start + columns[0].shape[0])
 
 
-def merge(index: Tensor, log_mean: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def merge(index: Tensor, log_mean: Tensor, counts: Tensor | int) -> tuple[Tensor, Tensor | None]:
     r"""Log-mean-exp over all the samples that an anchor has in the step.
 
     Args:
         index: dataset indices, shape ``(N,)``.
-        log_mean: log-mean-exp of each row, shape ``(N,)``.
-        counts: number of samples behind each row, shape ``(N,)``.
+        log_mean: log-mean-exp of each row, shape ``(N,)``, −inf for a row without samples.
+        counts: number of samples behind each row, shape ``(N,)``, or one number for all.
 
     Returns:
-        The merged log-mean-exp and the merged counts, shape ``(N,)``, equal for rows of equal index, whatever the
-        order of the rows; and the number of each row's group, or None where no index repeats.
+        The merged log-mean-exp, shape ``(N,)``, equal for rows of equal index, whatever the order of the rows; and the
+        number of each row's group, shape ``(N,)``, or None where no index repeats.
     """
     if index.shape[0] < 2:
-        return log_mean, counts, None
+        return log_mean, None
+    ordered = torch.sort(index).values
+    if bool((ordered[1:] != ordered[:-1]).all()):
+        return log_mean, None
     # Sorted by value within each group, so that sums do not depend on the order of the rows.
     order = torch.argsort(log_mean)
     order = order[torch.argsort(index[order], stable=True)]
-    ordered = index[order]
-    new_group = ordered[1:] != ordered[:-1]
-    if index.device.type == "cpu" and bool(new_group.all()):
-        return log_mean, counts, None
-    groups = torch.zeros_like(index)
-    groups[1:] = new_group.cumsum(dim=0)
-    values, sizes = log_mean[order], counts[order]
-    largest = torch.full_like(values, -math.inf).scatter_reduce(0, groups, values, "amax")
-    shift = largest.masked_fill(largest == -math.inf, 0.0)
-    totals = torch.zeros_like(values).index_add(0, groups, sizes * torch.exp(values - shift[groups]))
-    group_counts = torch.zeros_like(values).index_add(0, groups, sizes)
-    group_log_mean = shift + torch.log(totals / group_counts.clamp(min=1))
-    segments = torch.empty_like(groups)
-    segments[order] = groups
-    return group_log_mean[segments], group_counts[segments], segments
+    sorted_groups = torch.zeros_like(index)
+    sorted_groups[1:] = (ordered[1:] != ordered[:-1]).cumsum(dim=0)
+    values = log_mean[order]
+    sizes = torch.ones_like(values) if isinstance(counts, int) else counts[order].to(values.dtype)
+    largest = torch.full_like(values, -math.inf).scatter_reduce(0, sorted_groups, values, "amax")
+    largest = largest.masked_fill(largest == -math.inf, 0.0)
+    totals = torch.zeros_like(values).index_add(0, sorted_groups, sizes * torch.exp(values - largest[sorted_groups]))
+    weights = torch.zeros_like(values).index_add(0, sorted_groups, sizes)
+    groups = torch.empty_like(index)
+    groups[order] = sorted_groups
+    return (largest + torch.log(totals / weights.clamp(min=1)))[groups], groups
 
 
-def merge_mean(values: Tensor, counts: Tensor, segments: Tensor | None) -> Tensor:
+def merge_mean(values: Tensor, counts: Tensor | int, groups: Tensor | None) -> Tensor:
     """Mean of ``values`` over each group of equal index, weighted by ``counts``; equal for all rows of a group.
 
     Args:
         values: shape ``(N,)``.
-        counts: number of samples behind each row, shape ``(N,)``.
-        segments: from :func:`merge`; None where no index repeats.
+        counts: number of samples behind each row, shape ``(N,)``, or one number for all.
+        groups: from :func:`merge`; None where no index repeats.
     """
-    if segments is None:
+    if groups is None:
         return values
     order = torch.argsort(values)
-    groups = segments[order]
-    weighted = torch.where(counts > 0, values * counts, torch.zeros_like(values))
-    totals = torch.zeros_like(values).index_add(0, groups, weighted[order])
-    sizes = torch.zeros_like(values).index_add(0, groups, counts[order])
-    return (totals / sizes.clamp(min=1))[segments]
+    sizes = torch.ones_like(values) if isinstance(counts, int) else counts.to(values.dtype)
+    totals = torch.zeros_like(values).index_add(0, groups[order], (values * sizes)[order])
+    weights = torch.zeros_like(values).index_add(0, groups, sizes)
+    return (totals / weights.clamp(min=1))[groups]

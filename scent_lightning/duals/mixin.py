@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import lightning as L
+from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
 
 from scent_lightning.duals.updates import DualUpdate
@@ -53,6 +54,21 @@ class DualVariableMixin(L.LightningModule):
         self.duals = nn.ModuleDict()
         # DDP would overwrite the tables of all ranks with rank 0's at every forward; the mixin exchanges rows instead.
         self._ddp_params_and_buffers_to_ignore: list[str] = []
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # The Trainer asks for the signature at every step; found here, it is not worked out anew each time.
+        if "training_step" in cls.__dict__:
+            step: Any = cls.training_step
+            step.__signature__ = inspect.signature(step)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The Trainer notes the name of every hook here, some fifty times a step, and nn.Module looks through its
+        # parameters at each: 5 % of a small step.
+        if name == "_current_fx_name":
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
 
     def add_dual(
         self, name: str, num_anchors: int, update: DualUpdate | dict[str, Any], placement: Placement = "module"
@@ -104,18 +120,14 @@ class DualVariableMixin(L.LightningModule):
             InputError: the table was loaded from a checkpoint of another size (training only), or a schedule needs
                 the length of an endless run.
         """
-        if name not in self.duals:
+        variable = self.duals._modules.get(name)
+        if not isinstance(variable, DualVariable):
             raise KeyError(f"no dual variable {name!r}; this module has: {', '.join(self.duals) or 'none'}")
-        variable = cast(DualVariable, self.duals[name])
-        if self._writes_duals():
+        trainer = self._trainer
+        stage = None if trainer is None else trainer.state.stage
+        if stage is RunningStage.TRAINING or (stage is None and self.training):
             return variable.entropic_risk(scores, index, mask, self.dual_progress())
         return variable.evaluate(scores, index, mask)
-
-    def _writes_duals(self) -> bool:
-        trainer = self._trainer
-        if trainer is not None and trainer.state.stage is not None:
-            return bool(trainer.training)
-        return self.training
 
     def dual_progress(self) -> float:
         """Fraction of the run that is done, in [0, 1], for scheduled step sizes; 0 without a Trainer.
@@ -127,24 +139,27 @@ class DualVariableMixin(L.LightningModule):
             InputError: the run has no end and a step size follows a schedule.
         """
         trainer = self._trainer
-        if trainer is None or trainer.state.stage is None or not trainer.training:
+        if trainer is None or trainer.state.stage is not RunningStage.TRAINING:
             return 0.0
-        done = []
-        if trainer.max_steps > 0:
-            done.append(trainer.global_step / trainer.max_steps)
-        batches = (trainer.max_epochs or -1) * trainer.num_training_batches
+        loop = trainer.fit_loop
+        max_steps = loop.epoch_loop.max_steps
+        batches = (loop.max_epochs or -1) * loop.max_batches
+        progress = loop.epoch_loop.global_step / max_steps if max_steps > 0 else -1.0
         if 0 < batches < float("inf"):
-            done.append(trainer.fit_loop.epoch_loop.total_batch_idx / batches)
-        if not done:
-            for name, variable in self.duals.items():
-                update = cast(DualVariable, variable).update
-                if update.step_sizes(0.0) != update.step_sizes(1.0):
-                    raise InputError(
-                        f"the schedule of dual variable {name!r} ({update!r}) needs to know how long the run is: set "
-                        "trainer.max_steps, or max_epochs with a training set of known length"
-                    )
+            progress = max(progress, loop.epoch_loop.total_batch_idx / batches)
+        if progress < 0:
+            self._check_constant()
             return 0.0
-        return min(max(done), 1.0)
+        return min(progress, 1.0)
+
+    def _check_constant(self) -> None:
+        for name, variable in self.duals.items():
+            update = cast(DualVariable, variable).update
+            if update.step_sizes(0.0) != update.step_sizes(1.0):
+                raise InputError(
+                    f"the schedule of dual variable {name!r} ({update!r}) needs to know how long the run is: set "
+                    "trainer.max_steps, or max_epochs with a training set of known length"
+                )
 
     def on_fit_start(self) -> None:
         """Stop before training on a table that belongs to another training set."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from scent_lightning import functional
 from scent_lightning.duals import exchange
 from scent_lightning.duals.updates import DualUpdate
 from scent_lightning.errors import DualDivergenceError, InputError
-from scent_lightning.functional import log_mean_exp, valid_counts, wide
+from scent_lightning.functional import wide
 
 __all__ = ["DualStep", "DualVariable"]
 
@@ -21,24 +22,25 @@ Placement = Literal["module", "cpu"]
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-@dataclass(frozen=True)
-class DualStep:
+class DualStep(NamedTuple):
     """One step of the table: what :meth:`DualVariable.propose` computed and :meth:`DualVariable.commit` writes.
 
     The first five describe this process's rows, shape ``(B,)``; the ``all_*`` ones the rows of all processes, in rank
     order. Everything is detached. ``log_mean`` is the log-mean-exp over all samples that the anchor has in the step
     (repeats and other processes included; −inf if there is none), ``nu_before`` the ν that the step started from
-    (``log_mean`` where the anchor was never seen), ``guarded`` whether the guard raised ν.
+    (``log_mean`` where the anchor was never seen), ``unguarded`` the new ν before the guard. ``all_seen`` is None where
+    every row had a valid sample, and the new visited flags otherwise.
     """
 
-    index: Tensor
+    rows: Tensor
     nu: Tensor
     nu_before: Tensor
     log_mean: Tensor
-    guarded: Tensor
-    all_index: Tensor
+    unguarded: Tensor
+    all_rows: Tensor
     all_nu: Tensor
     all_log_mean: Tensor
+    all_seen: Tensor | None
     progress: float
 
 
@@ -124,8 +126,11 @@ class DualVariable(nn.Module):
         return self._read(self.check_index(index), index.device)
 
     def _read(self, index: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        index = index.to(self.nu.device)
-        return self.nu[index].to(device), self.visited[index].to(device)
+        nu, visited = self.nu, self.visited
+        if nu.device != device or index.device != device:
+            index = index.to(nu.device)
+            return nu.index_select(0, index).to(device), visited.index_select(0, index).to(device)
+        return nu.index_select(0, index), visited.index_select(0, index)
 
     def scatter(self, index: Tensor, nu: Tensor) -> None:
         """Write ν at ``index`` and mark those anchors visited.
@@ -168,7 +173,7 @@ class DualVariable(nn.Module):
             got = tuple(index.shape)
             raise ValueError(f"index of dual variable {self.name!r} must have shape {expected}, got {got}")
         if index.numel():
-            low, high = torch.stack(torch.aminmax(index)).tolist()
+            low, high = [index.item()] * 2 if index.numel() == 1 else torch.stack(torch.aminmax(index)).tolist()
             if low < 0 or high >= self.num_anchors:
                 raise IndexError(
                     f"index {low if low < 0 else high} of dual variable {self.name!r} is out of range: valid are 0 to "
@@ -208,20 +213,33 @@ class DualVariable(nn.Module):
             DualDivergenceError: a non-finite score, ν or objective; nothing is written.
         """
         self.check_trainable()
-        rows = exchange.checked(lambda: self._check_batch(scores, index, mask))
-        counts = valid_counts(scores, mask)
-        log_mean = log_mean_exp(scores, mask)
-        if scores.shape[1] > 0:
-            # NaN and +inf show in the log-mean-exp; a single −inf among finite scores does not.
-            valid_scores = scores.detach() if mask is None else scores.detach().masked_fill(~mask, 0.0)
-            log_mean = log_mean.masked_fill(valid_scores.amin(dim=1) == -math.inf, math.nan)
-        step_scores = None
-        if self.update.needs_scores:
-            step_scores = lambda nu: self.update.step(nu, scores.detach(), mask, progress)  # noqa: E731
-        step = self.propose(rows, log_mean, counts, progress, step_scores)
-        objective = self.update.objective(step.nu, scores, mask)
-        self.commit(step, objective)
-        return mean_over_valid(objective, counts)
+        if exchange.distributed():
+            rows = exchange.checked(self._check_batch, scores, index, mask)
+        else:
+            rows = self._check_batch(scores, index, mask)
+        update = self.update
+        counts = None if mask is None else mask.sum(dim=1)
+        largest, shifted = functional.shift_by_largest(scores, mask)
+        mean = functional.mean_exp(shifted, counts)
+        with torch.no_grad():
+            step = self.propose(
+                rows,
+                functional.log_mean_exp_from(largest, mean),
+                scores.shape[1] if counts is None else counts,
+                progress,
+                partial(self._step_scores, scores.detach(), mask, progress) if update.needs_scores else None,
+            )
+        if type(update).objective is DualUpdate.objective:
+            may_be_empty = mask is not None or scores.shape[1] == 0
+            objective = functional.exponential_objective_from(step.nu, largest, mean, may_be_empty)
+        else:
+            objective = update.objective(step.nu, scores, mask)
+        loss = mean_over_valid(objective, counts)
+        self.commit(step, loss, objective, shifted.detach())
+        return loss
+
+    def _step_scores(self, scores: Tensor, mask: Tensor | None, progress: float, nu: Tensor) -> Tensor:
+        return self.update.step(nu, scores, mask, progress)
 
     def evaluate(self, scores: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mean dual objective with the ν at hand, read only; an anchor never visited takes ν = ℓ.
@@ -229,14 +247,14 @@ class DualVariable(nn.Module):
         Arguments, result and errors as :meth:`entropic_risk`, but a non-finite result is returned.
         """
         nu, visited = self._read(self._check_batch(scores, index, mask), scores.device)
-        nu = torch.where(visited, nu, log_mean_exp(scores, mask).float())
-        return mean_over_valid(self.update.objective(nu, scores, mask), valid_counts(scores, mask))
+        nu = torch.where(visited, nu, functional.log_mean_exp(scores, mask).float())
+        return mean_over_valid(self.update.objective(nu, scores, mask), None if mask is None else mask.sum(dim=1))
 
     def propose(
         self,
         index: Tensor,
         log_mean: Tensor,
-        counts: Tensor,
+        counts: Tensor | int,
         progress: float = 0.0,
         step_scores: Callable[[Tensor], Tensor] | None = None,
     ) -> DualStep:
@@ -248,8 +266,8 @@ class DualVariable(nn.Module):
 
         Args:
             index: dataset indices, int64, shape ``(B,)``, already checked.
-            log_mean: log-mean-exp of each row, shape ``(B,)``; NaN marks a row as diverged.
-            counts: number of valid samples of each row, shape ``(B,)``.
+            log_mean: log-mean-exp of each row, shape ``(B,)``, −inf for a row without samples.
+            counts: number of valid samples of each row, shape ``(B,)``, or one number for all.
             progress: fraction of the run that is done, in [0, 1].
             step_scores: for an update that needs the scores: maps ν of shape ``(B,)`` to the new ν of those rows.
 
@@ -257,51 +275,62 @@ class DualVariable(nn.Module):
             The step, to be handed to :meth:`commit`; ``step.nu`` is float32 on the device of ``log_mean``.
         """
         device, home = log_mean.device, self.nu.device
-        (all_index, row_log_mean, row_counts), mine = exchange.gather(index, log_mean, counts)
-        all_index, row_log_mean, row_counts = all_index.to(home), row_log_mean.to(home), row_counts.to(home)
-        all_log_mean, all_counts, groups = exchange.merge(all_index, row_log_mean, row_counts)
-        stored = self.nu[all_index]
-        before = torch.where(self.visited[all_index], wide(stored), all_log_mean)
+        all_rows, all_log_mean, mine = index, wide(log_mean), None
+        if exchange.distributed():
+            if isinstance(counts, int):
+                counts = torch.full_like(all_log_mean, counts)
+            (all_rows, all_log_mean, counts), mine = exchange.gather(all_rows, all_log_mean, counts)
+        if device != home:
+            all_rows, all_log_mean = all_rows.to(home), all_log_mean.to(home)
+            counts = counts if isinstance(counts, int) else counts.to(home)
+        all_log_mean, groups = exchange.merge(all_rows, all_log_mean, counts)
+        stored, visited = self._read(all_rows, home)
+        before = torch.where(visited, stored, all_log_mean)
         if step_scores is None:
-            moved = wide(self.update.step_from_log_mean(before, all_log_mean, progress))
-            raised = wide(self.update.guard(moved, all_log_mean))
-            guarded = raised > moved
+            unguarded = self.update.step_from_log_mean(before, all_log_mean, progress)
         else:
-            proposed = step_scores(before[mine].float().to(device))
-            (row_nu,), _ = exchange.gather(wide(proposed))
-            raised = exchange.merge_mean(row_nu.to(home), row_counts, groups)
-            raised = wide(self.update.guard(raised, all_log_mean))
-            guarded = raised <= self.update.guard(torch.full_like(raised, -math.inf), all_log_mean)
-        all_nu = torch.where(all_counts > 0, raised.float(), stored)
-        return DualStep(
-            index=index,
-            nu=all_nu[mine].to(device),
-            nu_before=before[mine].to(device),
-            log_mean=all_log_mean[mine].to(device),
-            guarded=guarded[mine].to(device),
-            all_index=all_index,
-            all_nu=all_nu,
-            all_log_mean=all_log_mean,
-            progress=progress,
-        )
+            proposed = wide(step_scores((before if mine is None else before[mine]).float().to(device)))
+            if mine is not None:
+                (proposed,), _ = exchange.gather(proposed)
+            unguarded = exchange.merge_mean(proposed.to(home), counts, groups)
+        all_nu = self.update.guard(unguarded, all_log_mean).float()
+        all_seen = None
+        if not isinstance(counts, int) or counts == 0:
+            seen = all_log_mean != -math.inf
+            all_nu = torch.where(seen, all_nu, stored)
+            all_seen = visited | seen
+        here = [all_nu, before, all_log_mean, unguarded]
+        if mine is not None or device != home:
+            here = [(values if mine is None else values[mine]).to(device) for values in here]
+        return DualStep(index, here[0], here[1], here[2], here[3], all_rows, all_nu, all_log_mean, all_seen, progress)
 
-    def commit(self, step: DualStep, objective: Tensor | None = None) -> None:
-        """Write a proposed step into the table.
+    def commit(
+        self, step: DualStep, loss: Tensor, objective: Tensor | None = None, scores: Tensor | None = None
+    ) -> None:
+        """Write a proposed step into the table, unless something is not finite.
 
         Args:
             step: from :meth:`propose`.
-            objective: the dual objective of this process's rows, shape ``(B,)`` or scalar, checked to be finite.
+            loss: this process's loss, a scalar.
+            objective: the dual objective of each row, shape ``(B,)``: names the rows in an error.
+            scores: the scores, or the scores less a number for each row, shape ``(B, m)``: checked for infinities
+                that the loss does not show.
 
         Raises:
-            DualDivergenceError: ν or the objective of a row is not finite, in any process; nothing is written.
+            DualDivergenceError: a score, ν or the loss is not finite, in any process; nothing is written.
         """
-        flags = ~torch.isfinite(step.all_nu).all().reshape(1)
-        if objective is not None:
-            flags = torch.cat([flags, ~torch.isfinite(objective.detach()).all().reshape(1).to(flags.device)])
-        if any(exchange.any_rank(flags).tolist()):
-            self._raise_divergence(step, objective)
-        self.nu[step.all_index] = step.all_nu
-        self.visited[step.all_index] |= step.all_log_mean > -math.inf
+        total = loss.item() + _sum(step.all_nu)
+        if scores is not None:
+            total += _sum(scores)
+        # A sum of finite numbers may overflow, so this is a suspicion; it costs one pass, the certainty several.
+        suspicious = not math.isfinite(total)
+        if exchange.any_rank(suspicious) if exchange.distributed() else suspicious:
+            self._raise_if_diverged(step, loss, objective, scores)
+        self.nu.index_copy_(0, step.all_rows, step.all_nu)
+        if step.all_seen is None:
+            self.visited.index_fill_(0, step.all_rows, True)
+        else:
+            self.visited.index_copy_(0, step.all_rows, step.all_seen)
         self.last_step = step
 
     def _check_batch(self, scores: Tensor, index: Tensor, mask: Tensor | None) -> Tensor:
@@ -315,24 +344,31 @@ class DualVariable(nn.Module):
             )
         return self.check_index(index, scores.shape[0])
 
-    def _raise_divergence(self, step: DualStep, objective: Tensor | None) -> None:
+    def _raise_if_diverged(self, step: DualStep, loss: Tensor, objective: Tensor | None, scores: Tensor | None) -> None:
+        def rows_of(values: Tensor | None) -> Tensor:
+            if values is None:
+                return step.rows[:0]
+            finite = torch.isfinite(values.detach())
+            return step.rows[~(finite if finite.ndim == 1 else finite.all(dim=1)).to(step.rows.device)]
+
         lost = torch.isnan(step.all_log_mean)
-        overflowed = ~torch.isfinite(step.all_nu)
-        if bool(lost.any()):
-            rows = step.all_index[lost]
-            cause = "the scores are not finite"
+        bad_scores = torch.cat([rows_of(scores), step.all_rows[lost].to(step.rows.device)])
+        bad_nu = step.all_rows[~torch.isfinite(step.all_nu)]
+        bad_objective = rows_of(objective)
+        diverged = bool(bad_scores.numel() or bad_nu.numel() or bad_objective.numel()) or not math.isfinite(loss.item())
+        if not (exchange.any_rank(diverged) if exchange.distributed() else diverged):
+            return
+        if bad_scores.numel():
+            rows, cause = bad_scores, "the scores are not finite"
             hint = "Lower the learning rate of the model, or look for bad values in the data at that index."
-        elif bool(overflowed.any()):
-            rows = step.all_index[overflowed]
-            cause = "the update gave a value that float32 cannot hold"
+        elif bad_nu.numel():
+            rows, cause = bad_nu, "the update gave a value that float32 cannot hold"
             hint = "Lower its step size, or set max_log_weight (2, say)."
         else:
-            unbounded = torch.zeros_like(step.nu, dtype=torch.bool)
-            if objective is not None:
-                unbounded |= ~torch.isfinite(objective.detach())
-            rows = step.index[unbounded.to(step.index.device)]
-            cause = "a weight exp(score − ν) is too large for float32"
+            rows, cause = bad_objective, "a weight exp(score − ν) is too large for float32"
             hint = "Raise the step size so that ν can follow, set max_log_weight (2, say), or lower the learning rate."
+        if not diverged:
+            cause = "non-finite values in another process"
         rows = torch.unique(rows)
         first = int(rows[0]) if rows.numel() else -1
         raise DualDivergenceError(self.name, repr(self.update), rows.numel(), first, cause, hint)
@@ -365,6 +401,13 @@ class DualVariable(nn.Module):
         self.last_step = None
 
 
-def mean_over_valid(objective: Tensor, counts: Tensor) -> Tensor:
+def _sum(values: Tensor) -> float:
+    return values.item() if values.numel() == 1 else values.sum().item()
+
+
+def mean_over_valid(objective: Tensor, counts: Tensor | None) -> Tensor:
     """Mean of the per-anchor objective over the rows with a valid sample; 0 with a zero gradient if there is none."""
+    if counts is None:
+        # One anchor (the whole training set, say) is common and needs no sum.
+        return objective.squeeze(0) if objective.shape[0] == 1 else objective.sum() / max(objective.shape[0], 1)
     return objective.sum() / (counts > 0).sum().clamp(min=1).to(objective.dtype)

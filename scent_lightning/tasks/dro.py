@@ -13,6 +13,7 @@ from torchmetrics import MaxMetric, MeanSquaredError
 
 from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.errors import InputError
+from scent_lightning.functional import at_least_float32
 from scent_lightning.metrics.entropic_risk import EntropicRisk, check_tau
 
 __all__ = ["DRORegressionTask"]
@@ -27,8 +28,8 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
     .. math:: \min_w \tau \log \frac{1}{n} \sum_i \exp\frac{\text{loss}(f_w(x_i), y_i)}{\tau}
               = \min_w \max_p \sum_i p_i\, \text{loss}_i - \tau\, KL(p, 1/n)
 
-    (Wei et al. 2026, appendix on KL-regularised distributionally robust optimisation). There is one anchor, the training
-    set, and so one dual variable, ``nu``; at the optimum τ·ν is the objective itself.
+    (Wei et al. 2026, appendix on KL-regularised distributionally robust optimisation). There is one anchor, the
+    training set, and so one dual variable, ``nu``; at the optimum τ·ν is the objective itself.
 
     Logs ``train/loss`` (dual objective of the batch), and for validation and test ``…/entropic_risk`` (the objective,
     exact over the rows), ``…/rmse`` and ``…/worst_loss``. ``predict`` gives for each row its index, the prediction, the
@@ -61,6 +62,9 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
         >>> task.training_step(batch, 0)
         tensor(0., grad_fn=<MulBackward0>)
     """
+
+    anchor: Tensor
+    network: nn.Module
 
     def __init__(
         self,
@@ -116,6 +120,7 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
             for parameter in self.network.parameters():
                 nn.init.zeros_(parameter)
         self.add_dual(_ANCHOR, 1, dual)
+        self.register_buffer("anchor", torch.zeros(1, dtype=torch.int64), persistent=False)
         self.stage_metrics = nn.ModuleDict(
             {
                 stage: nn.ModuleDict(
@@ -142,8 +147,7 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
                 f"network must give one prediction a row: expected shape {tuple(target.shape)}, "
                 f"got {tuple(prediction.shape)}"
             )
-        dtype = torch.promote_types(prediction.dtype, torch.float32)
-        residual = prediction.to(dtype) - target.to(dtype)
+        residual = at_least_float32(prediction) - at_least_float32(target)
         if self.loss == "squared":
             return residual.square()
         if self.loss == "absolute":
@@ -158,7 +162,8 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
         Args:
             loader: yields ``(features, target, …)`` batches.
         """
-        size = cast(nn.Linear, self.network).in_features + 1
+        linear = cast(nn.Linear, self.network)
+        size = linear.in_features + 1
         gram, moment = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
         for features, target, *_ in loader:
             rows = torch.cat([features.double().cpu(), torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
@@ -166,8 +171,8 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
             moment += rows.T @ target.double().cpu()
         solution = torch.linalg.lstsq(gram, moment.unsqueeze(1), driver="gelsd").solution.squeeze(1)
         with torch.no_grad():
-            self.network.weight.copy_(solution[:-1].unsqueeze(0))
-            self.network.bias.copy_(solution[-1:])
+            linear.weight.copy_(solution[:-1].unsqueeze(0))
+            linear.bias.copy_(solution[-1:])
 
     def setup(self, stage: str) -> None:
         """Start the linear model at least squares, before the first training only."""
@@ -179,8 +184,8 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
         datamodule = getattr(self.trainer, "datamodule", None)
         if datamodule is None:
             raise InputError(
-                "initial='least_squares' needs a data module; without one, call start_at_least_squares(loader) and pass "
-                "initial='zeros'"
+                "initial='least_squares' needs a data module; without one, pass initial='zeros' and call "
+                "start_at_least_squares(loader)"
             )
         self.start_at_least_squares(datamodule.train_dataloader())
 
@@ -191,26 +196,35 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
 
     # ---------------------------------------------------------------- steps
 
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        """Move the three tensors, without Lightning's walk through an unknown collection."""
+        features, target, index = batch
+        return (features.to(device, non_blocking=True), target.to(device, non_blocking=True), index.to(device))
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν and return τ times the dual objective of the batch."""
         features, target, _ = batch
         scores = (self.losses(self(features), target) / self.tau).unsqueeze(0)
-        anchor = torch.zeros(1, dtype=torch.int64, device=scores.device)
-        loss = self.tau * self.entropic_risk(_ANCHOR, scores, anchor)
-        if self._trainer is not None and (self.global_step + 1) % max(self.trainer.log_every_n_steps, 1) == 0:
+        loss = self.tau * self.entropic_risk(_ANCHOR, scores, self.anchor)
+        if self._trainer is not None and self._logs_now():
             self.log("train/loss", loss, prog_bar=True)
         return loss
+
+    def _logs_now(self) -> bool:
+        trainer: Any = self._trainer
+        every: int = trainer.log_every_n_steps
+        return every > 0 and (trainer.fit_loop.epoch_loop.global_step + 1) % every == 0
 
     def _evaluate(self, stage: str, batch: Batch) -> None:
         features, target, _ = batch
         prediction = self(features)
         losses = self.losses(prediction, target)
-        metrics = cast(nn.ModuleDict, self.stage_metrics[stage])
+        metrics = cast(Any, self.stage_metrics[stage])
         metrics["entropic_risk"].update(losses)
         metrics["rmse"].update(prediction.to(losses.dtype), target.to(losses.dtype))
         metrics["worst_loss"].update(losses)
         for name, metric in metrics.items():
-            self.log(f"{stage}/{name}", cast(Any, metric), on_epoch=True, prog_bar=name == "entropic_risk")
+            self.log(f"{stage}/{name}", metric, on_epoch=True, prog_bar=name == "entropic_risk")
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Objective, RMSE and worst loss over the validation rows."""
@@ -223,7 +237,7 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
     def on_predict_epoch_start(self) -> None:
         """Sum exp(loss/τ) over all rows first: a worst-case weight is relative to all of them."""
         risk = EntropicRisk(self.tau).to(self.device)
-        loaders = self.trainer.predict_dataloaders
+        loaders: Any = self.trainer.predict_dataloaders
         for loader in loaders if isinstance(loaders, list) else [loaders]:
             for batch in loader:
                 batch = self.trainer.precision_plugin.convert_input(batch)

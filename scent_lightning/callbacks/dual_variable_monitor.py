@@ -1,0 +1,134 @@
+"""Watch the dual variables of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from scent_lightning.duals import DualVariable
+from scent_lightning.duals.variable import DualStep
+
+__all__ = ["DualVariableMonitor"]
+
+QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
+
+
+class DualVariableMonitor(L.Callback):
+    r"""Log statistics of every dual variable of the module to its loggers.
+
+    For a dual called NAME, every ``log_every_n_steps`` of the Trainer and from the current batch, in O(B):
+
+    ==============================  ===================================================================================
+    tag                             meaning
+    ==============================  ===================================================================================
+    ``dual/NAME/mean min max std``  the new ν of the batch's anchors
+    ``dual/NAME/change``            mean \|new ν − ν before\|, where an anchor on its first visit starts at ℓ
+    ``dual/NAME/weight``            mean :math:`\exp(\ell - \nu)`, 1 at stationarity; above 1, ν lags below the scores
+    ``dual/NAME/weight_max``        the largest of them: what a single anchor can do to the gradient
+    ``dual/NAME/guarded``           fraction of the anchors that the guard raised
+    ``dual/NAME/log_alpha``, …      the update's scheduled step size under its own name (``gamma``, ``alpha``)
+    ``dual/NAME/effective_gamma``   SCENT: mean of sigmoid(log α + ν), with ``_min`` and ``_max``
+    ==============================  ===================================================================================
+
+    At the end of every epoch, over the visited anchors of the table: ``dual/NAME/table_mean``, the quantiles
+    ``table_q01``, ``table_q25``, ``table_q50``, ``table_q75`` and ``table_q99``, the fraction of anchors ``visited``,
+    and with TensorBoard a histogram, ``dual/NAME/histogram``.
+
+    Nothing is computed, and no device waited for, between logging steps.
+
+    Args:
+        histogram: write the histogram of the table once an epoch (TensorBoard only).
+
+    Example:
+        >>> import lightning as L
+        >>> trainer = L.Trainer(callbacks=[DualVariableMonitor()], logger=False, accelerator="cpu")
+    """
+
+    def __init__(self, histogram: bool = True) -> None:
+        super().__init__()
+        self.histogram = histogram
+        self._logged_step = -1
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """A new run logs its first step again."""
+        self._logged_step = -1
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the batch's statistics at logging steps."""
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        step = trainer.global_step
+        if not trainer.loggers or every == 0 or step == 0 or step % every or step == self._logged_step:
+            return
+        self._logged_step = step
+        metrics: dict[str, float] = {}
+        for name, variable in _duals(pl_module).items():
+            if variable.last_step is not None:
+                for key, value in batch_statistics(variable, variable.last_step).items():
+                    metrics[f"dual/{name}/{key}"] = value
+        self._log(trainer, metrics, step - 1)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log the table's statistics."""
+        if not trainer.loggers:
+            return
+        for name, variable in _duals(pl_module).items():
+            if trainer.is_global_zero:
+                values = variable.nu[variable.visited].cpu().numpy()
+                metrics = {f"dual/{name}/{key}": value for key, value in table_statistics(variable, values).items()}
+                self._log(trainer, metrics, trainer.global_step - 1)
+                if self.histogram and values.size:
+                    for logger in trainer.loggers:
+                        if isinstance(logger, TensorBoardLogger):
+                            logger.experiment.add_histogram(f"dual/{name}/histogram", values, trainer.global_step - 1)
+
+    @rank_zero_only
+    def _log(self, trainer: L.Trainer, metrics: dict[str, float], step: int) -> None:
+        if metrics:
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step=step)
+
+
+def _duals(module: L.LightningModule) -> Mapping[str, DualVariable]:
+    duals: Any = getattr(module, "duals", {})
+    return {name: variable for name, variable in duals.items() if isinstance(variable, DualVariable)}
+
+
+def batch_statistics(variable: DualVariable, step: DualStep) -> dict[str, float]:
+    """Statistics of a step by name, over the anchors with a valid sample; empty if there are none."""
+    valid = step.log_mean > -torch.inf
+    if not bool(valid.any()):
+        return {}
+    nu, before, log_mean = step.nu.double()[valid], step.nu_before.double()[valid], step.log_mean.double()[valid]
+    weights = torch.exp(log_mean - nu)
+    raised = (nu - step.unguarded.double()[valid]) > 1e-6 * (1 + nu.abs())
+    values = {
+        "mean": nu.mean(),
+        "min": nu.amin(),
+        "max": nu.amax(),
+        "std": nu.std(unbiased=False),
+        "change": (nu - before).abs().mean(),
+        "weight": weights.mean(),
+        "weight_max": weights.amax(),
+        "guarded": raised.double().mean(),
+    }
+    values |= variable.update.statistics(before, log_mean, step.progress)
+    numbers = torch.stack([value.double() for value in values.values()]).tolist()
+    return dict(zip(values, numbers, strict=True)) | variable.update.step_sizes(step.progress)
+
+
+def table_statistics(variable: DualVariable, values: np.ndarray) -> dict[str, float]:
+    """Mean and quantiles of the visited ν, and the fraction visited, by name."""
+    statistics = {"visited": values.size / variable.num_anchors}
+    if values.size:
+        statistics["table_mean"] = float(values.mean(dtype=np.float64))
+        for quantile, value in zip(QUANTILES, np.quantile(values, QUANTILES), strict=True):
+            statistics[f"table_q{round(100 * quantile):02d}"] = float(value)
+    return statistics

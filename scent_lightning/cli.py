@@ -1,0 +1,155 @@
+"""The command line: LightningCLI with ``--dual`` for the dual update.
+
+``scent-lightning fit --config configs/dro_diabetes.yaml --dual SOX --dual.gamma 0.5``
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, TQDMProgressBar
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning_utilities.core.rank_zero import rank_zero_info
+
+from scent_lightning import data, tasks
+from scent_lightning.callbacks import DualVariableMonitor, PredictionWriter
+from scent_lightning.duals import DualUpdate
+from scent_lightning.errors import DualDivergenceError, InputError
+
+__all__ = ["ScentCLI", "default_callbacks", "main"]
+
+PROGRESS_REFRESH = 50
+
+
+def default_callbacks(trainer_config: dict[str, Any], subcommand: str = "fit") -> list[L.Callback]:
+    """Callbacks of every run: progress bar; for fit monitor, learning rate, last checkpoint; for predict the file.
+
+    Args:
+        trainer_config: arguments of the Trainer; what they switch off is left out.
+        subcommand: fit, validate, test or predict. The Trainer spends time on every callback at every step, so each
+            is there only where it has something to do.
+    """
+    callbacks: list[L.Callback] = []
+    if subcommand == "predict":
+        callbacks.append(PredictionWriter())
+    if subcommand == "fit" and trainer_config.get("logger") is not False:
+        callbacks += [DualVariableMonitor(), LearningRateMonitor(logging_interval="step")]
+    if subcommand == "fit" and trainer_config.get("enable_checkpointing") is not False:
+        callbacks.append(LastCheckpoint())
+    if trainer_config.get("enable_progress_bar") is not False:
+        callbacks.append(TQDMProgressBar(refresh_rate=PROGRESS_REFRESH))
+    return callbacks
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Keep ``last.ckpt``, written at the end of every epoch."""
+
+    # ModelCheckpoint builds this text anew for each of the six hooks of a step.
+    state_key = "LastCheckpoint"
+
+    def __init__(self) -> None:
+        super().__init__(save_top_k=0, save_last=True)
+
+
+class NoProfiler(PassThroughProfiler):
+    """No profiling, at no cost: Lightning's default builds a context some fifty times a step (5 % of a small one)."""
+
+    _nothing = nullcontext()
+
+    def profile(self, action_name: str) -> Any:
+        """The same empty context every time."""
+        return self._nothing
+
+
+class ScentCLI(LightningCLI):
+    """LightningCLI in subclass mode for the task and the data, with the dual update as an argument of its own."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add ``--dual`` and link what the task learns from it and from the data module."""
+        parser.add_subclass_arguments(
+            DualUpdate,
+            "dual",
+            required=True,
+            help="The dual update: SCENT, SOX, BSGD, ASGD, SoftplusASGD, UMax, or the import path of your own.",
+        )
+        parser.link_arguments("dual", "model.init_args.dual")
+        parser.link_arguments("data.num_anchors", "model.init_args.num_anchors", apply_on="instantiate")
+        parser.link_arguments("data.num_features", "model.init_args.num_features", apply_on="instantiate")
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse to evaluate random weights."""
+        config = self.config[self.subcommand]
+        checkpoint = config.get("ckpt_path")
+        if self.subcommand != "fit" and checkpoint is None:
+            raise InputError(
+                f"{self.subcommand} needs --ckpt_path: without a checkpoint it would run on untrained weights "
+                "(checkpoints lie in the folder 'checkpoints' beside the TensorBoard log of the run)"
+            )
+        if checkpoint not in (None, "best", "last", "hpc", "registry") and not Path(checkpoint).exists():
+            raise InputError(f"ckpt_path {checkpoint} does not exist")
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Add the default callbacks, each unless the configuration has one of its kind."""
+        config = {**self._get(self.config_init, "trainer", default={}), **kwargs}
+        given = config.get("callbacks") or []
+        callbacks = list(given) if isinstance(given, list) else [given]
+        for callback in default_callbacks(config, self.subcommand or "fit"):
+            kinds = [kind for kind in (ProgressBar, ModelCheckpoint, type(callback)) if isinstance(callback, kind)]
+            if not any(isinstance(other, kinds[0]) for other in callbacks):
+                callbacks.append(callback)
+        profiler = config.get("profiler") or NoProfiler()
+        return super().instantiate_trainer(**{**kwargs, "callbacks": callbacks, "profiler": profiler})
+
+    def after_fit(self) -> None:
+        """Say where the results are."""
+        for logger in self.trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                rank_zero_info(f"TensorBoard log: {logger.log_dir}  (watch it: tensorboard --logdir {logger.save_dir})")
+        checkpoints = [c.last_model_path for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+        for path in filter(None, checkpoints):
+            rank_zero_info(f"Last checkpoint: {path}")
+
+    def after_predict(self) -> None:
+        """Say where the predictions are."""
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, PredictionWriter) and callback.written is not None:
+                rank_zero_info(f"Predictions: {callback.written}")
+
+
+def main(args: ArgsType = None) -> None:
+    """Run the command line.
+
+    Args:
+        args: arguments as a list; None takes those of the process.
+
+    Raises:
+        SystemExit: with code 2 and one sentence on standard error for a wrong argument, setting or data file, and with
+            code 1 where a dual variable diverges.
+    """
+    try:
+        ScentCLI(
+            L.LightningModule,
+            L.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            parser_kwargs={"description": "Compositional entropic risk minimisation with PyTorch Lightning."},
+            args=args,
+        )
+    except InputError as error:
+        print(f"scent-lightning: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except DualDivergenceError as error:
+        print(f"scent-lightning: error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+# The classes that short names on the command line stand for.
+_ = (data, tasks)
