@@ -1,0 +1,15 @@
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Folder of the real data sets; tests that need it are skipped where it is not."""
+    folder = Path(os.environ.get("SCENT_LIGHTNING_DATA") or ROOT.parent / "shared" / "data")
+    if not folder.is_dir():
+        pytest.skip(f"no data sets at {folder} (set SCENT_LIGHTNING_DATA)")
+    return folder.resolve()

@@ -1,0 +1,212 @@
+"""The pure functions against mpmath, the facts of the mathematics, and finite differences."""
+
+import math
+
+import mpmath as mp
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scent_lightning import functional as F
+
+mp.mp.dps = 80
+WIDE = st.floats(-1e4, 1e4, width=32)
+LOG_ALPHA = st.floats(-700, 700)
+
+
+def vector(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def close(found: float, exact: mp.mpf, tolerance: float) -> bool:
+    return abs(mp.mpf(found) - exact) <= tolerance * max(mp.mpf(1), abs(exact))
+
+
+@given(nu=WIDE, log_mean=WIDE, log_alpha=LOG_ALPHA)
+@settings(max_examples=500, deadline=None)
+def test_proximal_step_is_exact(nu, log_mean, log_alpha):
+    found = F.proximal_mirror_descent_step(vector(nu), vector(log_mean), log_alpha).float().item()
+    a, n, m = mp.mpf(log_alpha), mp.mpf(nu), mp.mpf(log_mean)
+    exact = n + mp.log(1 + mp.exp(a + m)) - mp.log(1 + mp.exp(a + n))
+    assert close(found, exact, 1e-6)
+    low, high = sorted((nu, log_mean))
+    assert low - 1e-9 * abs(low) - 1e-12 <= found <= high + 1e-9 * abs(high) + 1e-12
+
+
+@given(nu=st.floats(-8, 8, width=32), log_mean=st.floats(-8, 8, width=32), log_alpha=st.floats(-8, 8))
+@settings(max_examples=100, deadline=None)
+def test_proximal_step_minimises_the_proximal_objective(nu, log_mean, log_alpha):
+    """The derivative of exp(ℓ − v) + v + D(v, ν)/α at the result is 0, and the objective is strictly convex."""
+    v = mp.mpf(F.proximal_mirror_descent_step(vector(nu), vector(log_mean), log_alpha).item())
+    n, m, a = mp.mpf(nu), mp.mpf(log_mean), mp.mpf(log_alpha)
+    derivative = -mp.exp(m - v) + 1 + (mp.exp(-n) - mp.exp(-v)) / mp.exp(a)
+    curvature = mp.exp(m - v) + mp.exp(-v) / mp.exp(a)
+    assert abs(derivative) <= 1e-9 * curvature
+
+
+@given(nu=WIDE, log_mean=WIDE)
+@settings(deadline=None)
+def test_proximal_step_limits(nu, log_mean):
+    n, m = vector(nu), vector(log_mean)
+    assert F.proximal_mirror_descent_step(n, m, math.inf).item() == m.item()
+    assert F.proximal_mirror_descent_step(n, m, -math.inf).item() == n.item()
+    assert F.proximal_mirror_descent_step(n, m, 1e5).item() == pytest.approx(m.item(), rel=1e-9, abs=1e-9)
+    assert F.proximal_mirror_descent_step(n, m, -1e5).item() == pytest.approx(n.item(), rel=1e-9, abs=1e-9)
+
+
+@given(nu=WIDE, log_mean=WIDE, gamma=st.floats(0, 1))
+@settings(max_examples=300, deadline=None)
+def test_sox_step_is_exact(nu, log_mean, gamma):
+    found = F.sox_step(vector(nu), vector(log_mean), gamma).float().item()
+    g = mp.mpf(gamma)
+    assert close(found, mp.log((1 - g) * mp.exp(mp.mpf(nu)) + g * mp.exp(mp.mpf(log_mean))), 1e-6)
+
+
+@given(nu=st.floats(-300, 300, width=32), log_mean=st.floats(-300, 300, width=32), gamma=st.floats(1e-6, 1 - 1e-6))
+@settings(deadline=None)
+def test_sox_is_the_proximal_step_with_its_own_step_size(nu, log_mean, gamma):
+    """SOX(γ) equals SCENT with α = γ/(1 − γ)·exp(−ν), ν before the step."""
+    log_alpha = math.log(gamma) - math.log1p(-gamma) - vector(nu).item()
+    n, m = vector(nu), vector(log_mean)
+    assert F.sox_step(n, m, gamma).item() == pytest.approx(
+        F.proximal_mirror_descent_step(n, m, log_alpha).item(), rel=1e-9, abs=1e-9
+    )
+
+
+@given(nu=st.floats(-1e4, 1e4, width=32), difference=st.floats(-1e4, 20), alpha=st.floats(1e-6, 1e2))
+@settings(max_examples=300, deadline=None)
+def test_gradient_steps_are_exact(nu, difference, alpha):
+    n = vector(nu)
+    m = vector(n.item() + difference)
+    exact = mp.mpf(n.item()) - mp.mpf(alpha) * (1 - mp.exp(mp.mpf(m.item()) - mp.mpf(n.item())))
+    assert close(F.asgd_step(n, m, alpha).float().item(), exact, 1e-5)
+    for delta in (0.0, 1.0):
+        limit = mp.mpf(m.item()) - mp.mpf(delta)
+        if abs(exact - limit) > 1e-6 * (1 + abs(limit)):
+            expected = mp.mpf(m.item()) if exact < limit else exact
+            assert close(F.umax_step(n, m, alpha, delta).float().item(), expected, 1e-5)
+
+
+@given(
+    nu=st.floats(-1e3, 1e3, width=32),
+    differences=st.lists(st.floats(-1e3, 20), min_size=1, max_size=6),
+    alpha=st.floats(1e-6, 1e2),
+    rho=st.floats(1e-5, 1e-1),
+)
+@settings(max_examples=300, deadline=None)
+def test_softplus_step_is_exact(nu, differences, alpha, rho):
+    n = vector(nu)
+    scores = torch.tensor([[n.item() + d for d in differences]])
+    found = F.softplus_asgd_step(n, scores, alpha, rho).float().item()
+
+    def weight(score: float) -> mp.mpf:
+        return 1 / (1 + mp.exp(-(mp.mpf(score) - mp.mpf(n.item()) + mp.log(mp.mpf(rho))))) / mp.mpf(rho)
+
+    mean = sum(weight(score) for score in scores[0].tolist()) / len(differences)
+    # float32 scores minus ν carry up to 6e-8·1e3 into the exponent.
+    assert close(found, mp.mpf(n.item()) - mp.mpf(alpha) * (1 - mean), 1e-5 * max(1.0, float(alpha * mean)))
+
+
+@pytest.mark.parametrize("offset", [-1e4, -200.0, 0.0, 100.0, 1e4])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("shape", [(3, 7), (40, 200)])
+def test_log_mean_exp(offset, masked, shape):
+    generator = torch.Generator().manual_seed(0)
+    scores = offset + 3 * torch.randn(shape, generator=generator)
+    mask = torch.rand(shape, generator=generator) < 0.5 if masked else None
+    found = F.log_mean_exp(scores, mask)
+    for row in range(shape[0]):
+        valid = scores[row] if mask is None else scores[row][mask[row]]
+        exact = mp.log(sum(mp.exp(mp.mpf(x)) for x in valid.tolist()) / len(valid))
+        assert abs(mp.mpf(found[row].item()) - exact) <= 1e-6 * max(1, abs(exact))
+
+
+def test_log_mean_exp_of_rows_without_samples_and_hidden_garbage():
+    scores = torch.tensor([[math.nan, 1.0], [math.inf, math.nan]])
+    mask = torch.tensor([[False, True], [False, False]])
+    assert F.log_mean_exp(scores, mask).tolist() == [1.0, -math.inf]
+    assert F.log_mean_exp(torch.zeros(2, 0)).tolist() == [-math.inf, -math.inf]
+    assert F.log_mean_exp(torch.zeros(0, 3)).shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_raised_before_the_exponential(dtype):
+    scores = torch.linspace(-9, 9, 40).reshape(4, 10).to(dtype)
+    nu = torch.zeros(4)
+    assert torch.equal(F.log_mean_exp(scores), F.log_mean_exp(scores.float()))
+    objective = F.exponential_objective(nu, scores)
+    assert objective.dtype == torch.float32
+    assert torch.equal(objective, F.exponential_objective(nu, scores.float()))
+    assert torch.equal(F.softplus_asgd_step(nu, scores, 0.1, 1e-3), F.softplus_asgd_step(nu, scores.float(), 0.1, 1e-3))
+
+
+OBJECTIVES = {
+    "exponential": F.exponential_objective,
+    "softplus": lambda nu, scores, mask=None: F.softplus_objective(nu, scores, 1e-3, mask),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("masked", [False, True])
+def test_objective_gradients_by_finite_differences(name, masked):
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(4, 5, dtype=torch.float64, generator=generator).requires_grad_()
+    nu = torch.randn(4, dtype=torch.float64, generator=generator)
+    mask = torch.rand(4, 5, generator=generator) < 0.6 if masked else None
+    assert torch.autograd.gradcheck(lambda s: OBJECTIVES[name](nu, s, mask), scores)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_exponential_objective_value_and_weights(masked):
+    generator = torch.Generator().manual_seed(2)
+    scores = (4 * torch.randn(6, 9, generator=generator)).requires_grad_()
+    nu = torch.randn(6, generator=generator)
+    mask = torch.rand(6, 9, generator=generator) < 0.6 if masked else torch.ones(6, 9, dtype=torch.bool)
+    objective = F.exponential_objective(nu, scores, mask if masked else None)
+    exact = scores.detach().double() - nu.double().unsqueeze(1)
+    weights = exact.exp() * mask / mask.sum(1, keepdim=True)
+    torch.testing.assert_close(objective.double(), weights.sum(1) + nu.double() - 1, rtol=1e-6, atol=1e-6)
+    objective.sum().backward()
+    torch.testing.assert_close(scores.grad.double(), weights, rtol=1e-6, atol=1e-12)
+
+
+@given(nu=st.floats(-50, 50, width=32), scores=st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=8))
+@settings(deadline=None)
+def test_objective_bounds_the_log_mean_exp(nu, scores):
+    rows = torch.tensor([scores], dtype=torch.float64)
+    log_mean = F.log_mean_exp(rows)
+    assert F.exponential_objective(vector(nu).double(), rows).item() >= log_mean.item() - 1e-9
+    assert F.exponential_objective(log_mean, rows).item() == pytest.approx(log_mean.item(), abs=1e-9)
+
+
+def test_objective_ignores_what_is_masked_and_rows_without_samples():
+    scores = torch.tensor([[1.0, math.nan], [math.inf, -math.inf]], requires_grad=True)
+    mask = torch.tensor([[True, False], [False, False]])
+    for objective in OBJECTIVES.values():
+        scores.grad = None
+        value = objective(torch.tensor([1.0, 5.0]), scores, mask)
+        value.sum().backward()
+        assert value[0].item() == pytest.approx(1.0, abs=1e-3)
+        assert value[1].item() == 0
+        assert scores.grad[0, 1] == 0
+        assert scores.grad[1].tolist() == [0, 0]
+        assert torch.isfinite(scores.grad).all()
+
+
+def test_objective_of_no_samples_stays_in_the_graph():
+    for objective in OBJECTIVES.values():
+        scores = torch.zeros(2, 0, requires_grad=True)
+        value = objective(torch.ones(2), scores)
+        assert value.tolist() == [0, 0]
+        value.sum().backward()
+
+
+@given(nu=WIDE, log_mean=WIDE, limit=st.floats(0, 50))
+@settings(deadline=None)
+def test_guard_bounds_the_weight(nu, log_mean, limit):
+    guarded = F.guard(vector(nu), vector(log_mean), limit).item()
+    assert guarded >= vector(nu).item()
+    assert vector(log_mean).item() - guarded <= limit + 1e-9
+    if vector(log_mean).item() - vector(nu).item() <= limit:
+        assert guarded == vector(nu).item()
