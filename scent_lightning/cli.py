@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning as L
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, TQDMProgressBar
@@ -17,7 +18,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from scent_lightning import data, tasks
+from scent_lightning import data, duals, tasks
 from scent_lightning.callbacks import DualVariableMonitor, PredictionWriter
 from scent_lightning.duals import DualUpdate
 from scent_lightning.errors import DualDivergenceError, InputError
@@ -45,6 +46,60 @@ def default_callbacks(trainer_config: dict[str, Any], subcommand: str = "fit") -
     if trainer_config.get("enable_progress_bar") is not False:
         callbacks.append(TQDMProgressBar(refresh_rate=PROGRESS_REFRESH))
     return callbacks
+
+
+def _known(package: Any, base: type) -> list[str]:
+    return [
+        name
+        for name in package.__all__
+        if isinstance(found := getattr(package, name), type) and issubclass(found, base)
+    ]
+
+
+KNOWN = {
+    "dual": [name for name in _known(duals, DualUpdate) if name != "DualUpdate"],
+    "model": _known(tasks, L.LightningModule),
+    "data": _known(data, L.LightningDataModule),
+}
+KINDS = {"dual": "dual update", "model": "task", "data": "data module"}
+
+
+class ScentArgumentParser(LightningArgumentParser):
+    """Says what is wrong in one sentence, with the names that would be right."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Exit with code 2 and a sentence instead of the whole usage and jsonargparse's list of attempts."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        print(f"scent-lightning: error: {explain(message)}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def explain(message: str) -> str:
+    """Turn a message of jsonargparse about the three classes into one sentence; others are left as they are."""
+    key = re.match(r'Parser key "(?:\w+\.)?(dual|model|data)\b', message)
+    if key:
+        known = f"known are {', '.join(KNOWN[key[1]])}, or the import path of your own"
+        unknown = re.search(r"Expected a dot import path string: (\S+)", message)
+        if unknown:
+            return f"unknown {KINDS[key[1]]} {unknown[1]!r} for --{key[1]}: {known}"
+        missing = re.search(r"class_path '[\w.]*?(\w+)':\s*the following arguments are required: ([^\n]+)", message)
+        if missing:
+            return f"--{key[1]} {missing[1]} needs its argument(s) {missing[2]}, as --{key[1]}.NAME VALUE"
+        refused = re.search(r"class_path '[\w.]*?(\w+)':\s*Option '([^']+)' is not accepted", message)
+        if refused:
+            return f"--{key[1]} {refused[1]} has no argument {refused[2]!r}; --{key[1]}.help {refused[1]} lists them"
+    keys = re.findall(r'Parser key "([^"]+)"', message)
+    wanted = re.search(r"Expected a <class '(\w+)'>", message)
+    given = re.search(r"Got value: (.+)", message) or re.search(r"Given value: (.+)", message)
+    if keys and wanted and given:
+        return f"--{'.'.join(keys)} must be {wanted[1]}, got {given[1]}"
+    required = re.match(r"the following arguments are required: (.+)", message)
+    if required:
+        names = [name.rpartition(".")[2] for name in required[1].split(", ")]
+        texts = [f"--{name}" + (f" (one of {', '.join(KNOWN[name])})" if name in KNOWN else "") for name in names]
+        return f"needed, in a --config file or by itself: {', '.join(texts)}"
+    return message
 
 
 class LastCheckpoint(ModelCheckpoint):
@@ -81,6 +136,9 @@ class ScentCLI(LightningCLI):
         parser.link_arguments("dual", "model.init_args.dual")
         parser.link_arguments("data.num_anchors", "model.init_args.num_anchors", apply_on="instantiate")
         parser.link_arguments("data.num_features", "model.init_args.num_features", apply_on="instantiate")
+
+    def _parse_ckpt_path(self) -> None:
+        """What is on the command line is what runs: a checkpoint's hyperparameters do not override it."""
 
     def before_instantiate_classes(self) -> None:
         """Refuse to evaluate random weights."""
@@ -141,15 +199,18 @@ def main(args: ArgsType = None) -> None:
             seed_everything_default=0,
             auto_configure_optimizers=False,
             parser_kwargs={"description": "Compositional entropic risk minimisation with PyTorch Lightning."},
+            parser_class=ScentArgumentParser,
             args=args,
         )
-    except InputError as error:
-        print(f"scent-lightning: error: {error}", file=sys.stderr)
+    except ValueError as error:
+        # jsonargparse wraps what a constructor raises.
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, InputError):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        print(f"scent-lightning: error: {cause}", file=sys.stderr)
         raise SystemExit(2) from None
     except DualDivergenceError as error:
         print(f"scent-lightning: error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
-
-
-# The classes that short names on the command line stand for.
-_ = (data, tasks)

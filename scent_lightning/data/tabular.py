@@ -190,6 +190,10 @@ class TabularRegressionDataModule(L.LightningDataModule):
         """Read the table and split it, once."""
         self._loaded()
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Move the three tensors, without Lightning's walk through an unknown collection."""
+        return tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled training batches."""
         replicas = (1, 0) if self.trainer is None else (self.trainer.world_size, self.trainer.global_rank)

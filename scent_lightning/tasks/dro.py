@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils.data import BatchSampler, DataLoader
 from torchmetrics import MaxMetric, MeanSquaredError
 
 from scent_lightning.duals import DualUpdate, DualVariableMixin
@@ -196,11 +197,6 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
 
     # ---------------------------------------------------------------- steps
 
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        """Move the three tensors, without Lightning's walk through an unknown collection."""
-        features, target, index = batch
-        return (features.to(device, non_blocking=True), target.to(device, non_blocking=True), index.to(device))
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν and return τ times the dual objective of the batch."""
         features, target, _ = batch
@@ -239,12 +235,13 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
         risk = EntropicRisk(self.tau).to(self.device)
         loaders: Any = self.trainer.predict_dataloaders
         for loader in loaders if isinstance(loaders, list) else [loaders]:
-            for batch in loader:
-                batch = self.trainer.precision_plugin.convert_input(batch)
-                features, target, _ = self.trainer.strategy.batch_to_device(batch)
+            for batch in _again(loader):
+                features, target, _ = self.trainer.strategy.batch_to_device(
+                    self.trainer.precision_plugin.convert_input(batch)
+                )
                 risk.update(self.losses(self(features), target))
-        total = risk.compute()
-        self._log_total = total / self.tau + risk.count.double().log()
+        rows = self.trainer.strategy.reduce(risk.count.double(), reduce_op="sum")
+        self._log_total = risk.compute() / self.tau + cast(Tensor, rows).log()
 
     def on_predict_epoch_end(self) -> None:
         """Forget the sum."""
@@ -282,3 +279,13 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
             raise InputError("lr_schedule 'cosine' needs to know how long the run is: set trainer.max_epochs")
         scheduler = CosineAnnealingLR(optimizer, T_max=int(steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def _again(loader: Any) -> Any:
+    """The batches of a loader once more. The Trainer's batch sampler is an iterator, which its own pass needs."""
+    if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+        return loader
+    batches = BatchSampler(loader.sampler, loader.batch_sampler.batch_size, drop_last=False)  # type: ignore[attr-defined]
+    return DataLoader(
+        loader.dataset, batch_sampler=batches, collate_fn=loader.collate_fn, num_workers=loader.num_workers
+    )

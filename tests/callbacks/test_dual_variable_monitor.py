@@ -1,0 +1,187 @@
+"""The monitor's event file, read back with TensorBoard's own reader and checked against the run."""
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from scent_lightning import functional as F
+from scent_lightning.callbacks import DualVariableMonitor
+from scent_lightning.callbacks.dual_variable_monitor import batch_statistics, table_statistics
+from scent_lightning.duals import BSGD, SCENT, SOX, DualVariable, SoftplusASGD
+from tests.helpers import SoftmaxData, SoftmaxTask, quiet_trainer
+
+BATCH_TAGS = ("mean", "min", "max", "std", "change", "weight", "weight_max", "guarded")
+TABLE_TAGS = ("table_mean", "table_q01", "table_q25", "table_q50", "table_q75", "table_q99", "visited")
+
+
+class Recorder(L.Callback):
+    """What the tags must hold, worked out anew from the batch and the table before and after the step."""
+
+    def __init__(self):
+        self.expected = {}
+        self.tables = {}
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        variable = pl_module.duals["nu"]
+        features, labels, index = batch
+        logits = pl_module.linear(features)
+        scores = (logits - logits.gather(1, labels.unsqueeze(1))).detach()
+        log_mean = F.log_mean_exp(scores).float()
+        self.before = torch.where(variable.visited[index], variable.nu[index], log_mean), log_mean, index
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        before, log_mean, index = self.before
+        update = pl_module.duals["nu"].update
+        nu = pl_module.duals["nu"].nu[index]
+        progress = (trainer.global_step - 1) / 9
+        log_alpha = update.step_sizes(progress)["log_alpha"]
+        plain = F.proximal_mirror_descent_step(before, log_mean, log_alpha).float()
+        weight = torch.exp(log_mean - nu)
+        gamma = torch.sigmoid(before + log_alpha)
+        self.expected[trainer.global_step - 1] = {
+            "mean": nu.mean(),
+            "min": nu.min(),
+            "max": nu.max(),
+            "std": nu.std(unbiased=False),
+            "change": (nu - before).abs().mean(),
+            "weight": weight.mean(),
+            "weight_max": weight.max(),
+            "guarded": (nu > plain + 1e-5).float().mean(),
+            "log_alpha": torch.tensor(log_alpha),
+            "effective_gamma": gamma.mean(),
+            "effective_gamma_min": gamma.min(),
+            "effective_gamma_max": gamma.max(),
+        }
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        variable = pl_module.duals["nu"]
+        self.tables[trainer.global_step - 1] = variable.nu[variable.visited].numpy().copy()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    L.seed_everything(0, verbose=False)
+    data = SoftmaxData(rows=30, batch_size=8)
+    task = SoftmaxTask(30, SCENT(-2.0, schedule="cosine", max_log_weight=0.3), lr=0.3)
+    recorder, logger = Recorder(), TensorBoardLogger(folder)
+    # 24 of the 30 rows an epoch: some anchors stay unvisited in the first.
+    trainer = quiet_trainer(
+        max_epochs=3,
+        limit_train_batches=3,
+        limit_val_batches=0,
+        log_every_n_steps=2,
+        logger=logger,
+        callbacks=[recorder, DualVariableMonitor()],
+    )
+    trainer.fit(task, data)
+    events = EventAccumulator(logger.log_dir, size_guidance={"histograms": 0, "scalars": 0})
+    events.Reload()
+    return events, recorder
+
+
+def test_batch_tags_have_the_right_values_at_logging_steps(run):
+    events, recorder = run
+    names = (*BATCH_TAGS, "log_alpha", "effective_gamma", "effective_gamma_min", "effective_gamma_max")
+    for name in names:
+        found = {event.step: event.value for event in events.Scalars(f"dual/nu/{name}")}
+        assert list(found) == [1, 3, 5, 7]
+        for step, value in found.items():
+            assert value == pytest.approx(recorder.expected[step][name].item(), rel=1e-4, abs=1e-5), (name, step)
+    assert max(event.value for event in events.Scalars("dual/nu/guarded")) > 0
+
+
+def test_table_tags_once_an_epoch(run):
+    events, recorder = run
+    assert list(recorder.tables) == [2, 5, 8]
+    for step, values in recorder.tables.items():
+        expected = {"table_mean": values.mean(), "visited": values.size / 30}
+        for quantile in (1, 25, 50, 75, 99):
+            expected[f"table_q{quantile:02d}"] = np.quantile(values, quantile / 100)
+        assert set(expected) == set(TABLE_TAGS)
+        for name, value in expected.items():
+            found = {event.step: event.value for event in events.Scalars(f"dual/nu/{name}")}
+            assert found[step] == pytest.approx(value, rel=1e-5, abs=1e-6), (name, step)
+    assert events.Scalars("dual/nu/visited")[0].value == pytest.approx(24 / 30)
+
+
+def test_histogram_of_visited_anchors(run):
+    events, recorder = run
+    histograms = events.Histograms("dual/nu/histogram")
+    assert [event.step for event in histograms] == list(recorder.tables)
+    for event in histograms:
+        values = recorder.tables[event.step]
+        assert event.histogram_value.num == values.size
+        assert event.histogram_value.min == pytest.approx(values.min())
+        assert event.histogram_value.max == pytest.approx(values.max())
+        assert sum(event.histogram_value.bucket) == values.size
+
+
+def test_other_loggers_get_the_scalars(tmp_path):
+    data = SoftmaxData()
+    logger = CSVLogger(tmp_path)
+    quiet_trainer(
+        max_epochs=2, log_every_n_steps=1, logger=logger, callbacks=[DualVariableMonitor()], limit_val_batches=0
+    ).fit(SoftmaxTask(24, SOX(0.5)), data)
+    header = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert {f"dual/nu/{name}" for name in (*BATCH_TAGS, *TABLE_TAGS, "gamma")} <= set(header)
+
+
+def test_no_histogram_when_switched_off_and_no_logger_needed(tmp_path):
+    data = SoftmaxData()
+    logger = TensorBoardLogger(tmp_path)
+    quiet_trainer(max_epochs=1, logger=logger, callbacks=[DualVariableMonitor(histogram=False)]).fit(
+        SoftmaxTask(24), data
+    )
+    events = EventAccumulator(logger.log_dir)
+    events.Reload()
+    assert events.Tags()["histograms"] == []
+    quiet_trainer(max_epochs=1, callbacks=[DualVariableMonitor()]).fit(SoftmaxTask(24), data)
+
+
+def test_a_module_without_duals_is_left_alone(tmp_path):
+    class Plain(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch, batch_idx):
+            return self.linear(batch[0]).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = quiet_trainer(
+        max_epochs=1, logger=CSVLogger(tmp_path), callbacks=[DualVariableMonitor()], limit_val_batches=0
+    )
+    trainer.fit(Plain(), SoftmaxData())
+
+
+@pytest.mark.parametrize("update", [BSGD(), SoftplusASGD(0.1, 1e-3, max_log_weight=1.0)], ids=repr)
+def test_statistics_of_other_updates(update):
+    variable = DualVariable(6, update)
+    scores = 3 * torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(4, 5, dtype=torch.bool)
+    mask[2] = False
+    variable.visited[:3] = True
+    variable.entropic_risk(scores, torch.tensor([0, 1, 2, 5]), mask)
+    found = batch_statistics(variable, variable.last_step)
+    nu = variable.nu[[0, 1, 5]]  # row 2 had no sample
+    log_mean = F.log_mean_exp(scores)[[0, 1, 3]]
+    assert found["mean"] == pytest.approx(nu.mean().item(), rel=1e-6)
+    assert found["weight"] == pytest.approx((log_mean - nu).exp().mean().item(), rel=1e-6)
+    if update.max_log_weight is None:
+        assert found["guarded"] == 0
+    else:
+        raised = nu <= log_mean - 1.0 + 1e-5
+        assert found["guarded"] == pytest.approx(raised.double().mean().item())
+
+
+def test_statistics_of_nothing():
+    variable = DualVariable(3, SCENT(0.0))
+    variable.entropic_risk(torch.zeros(2, 2), torch.tensor([0, 1]), torch.zeros(2, 2, dtype=torch.bool))
+    assert batch_statistics(variable, variable.last_step) == {}
+    assert table_statistics(variable, np.zeros(0, dtype=np.float32)) == {"visited": 0.0}
