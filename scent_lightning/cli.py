@@ -109,7 +109,7 @@ class LastCheckpoint(ModelCheckpoint):
     state_key = "LastCheckpoint"
 
     def __init__(self) -> None:
-        super().__init__(save_top_k=0, save_last=True)
+        super().__init__(save_top_k=0, save_last=True, save_on_train_epoch_end=True)
 
 
 class NoProfiler(PassThroughProfiler):
@@ -142,6 +142,8 @@ class ScentCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Refuse to evaluate random weights."""
+        if self.subcommand is None:
+            return
         config = self.config[self.subcommand]
         checkpoint = config.get("ckpt_path")
         if self.subcommand != "fit" and checkpoint is None:

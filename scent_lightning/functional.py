@@ -189,21 +189,23 @@ def asgd_step(nu: Tensor, log_mean: Tensor, alpha: float) -> Tensor:
     return nu + alpha * torch.expm1(log_mean - nu)
 
 
-def umax_step(nu: Tensor, log_mean: Tensor, alpha: float, delta: float) -> Tensor:
-    r"""U-max (Fagan & Iyengar 2018): the ASGD step, reset to :math:`\ell` where it falls below :math:`\ell - \delta`.
+def umax_step(nu: Tensor, log_mean: Tensor, alpha: float, delta: float, compare: str = "new") -> Tensor:
+    r"""U-max (Fagan & Iyengar 2018): the ASGD step, reset to :math:`\ell` where ν falls below :math:`\ell - \delta`.
 
     Args:
         nu: dual variables, shape ``(B,)``.
         log_mean: log-mean-exp of the batch's scores, shape ``(B,)``.
         alpha: step size.
         delta: how far below the batch's log-mean-exp ν may lie before it is reset.
+        compare: which ν is compared: "new" (after the step) or "old" (before it, which also spares the step its
+            overshoot where ν lies far below).
 
     Returns:
         The new dual variables, shape ``(B,)``, in the wide dtype.
     """
     log_mean = wide(log_mean)
     moved = asgd_step(nu, log_mean, alpha)
-    return torch.where(moved < log_mean - delta, log_mean, moved)
+    return torch.where((moved if compare == "new" else wide(nu)) < log_mean - delta, log_mean, moved)
 
 
 def softplus_asgd_step(nu: Tensor, scores: Tensor, alpha: float, rho: float, mask: Tensor | None = None) -> Tensor:

@@ -86,6 +86,9 @@ def test_gradient_steps_are_exact(nu, difference, alpha):
         if abs(exact - limit) > 1e-6 * (1 + abs(limit)):
             expected = mp.mpf(m.item()) if exact < limit else exact
             assert close(F.umax_step(n, m, alpha, delta).float().item(), expected, 1e-5)
+        if abs(mp.mpf(n.item()) - limit) > 1e-6 * (1 + abs(limit)):
+            expected = mp.mpf(m.item()) if mp.mpf(n.item()) < limit else exact
+            assert close(F.umax_step(n, m, alpha, delta, "old").float().item(), expected, 1e-5)
 
 
 @given(

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -336,14 +336,17 @@ class ASGD(_ScheduledUpdate):
 
 
 class UMax(ASGD):
-    r"""U-max (Fagan & Iyengar 2018): the ASGD step, reset to ℓ where it falls more than δ below ℓ.
+    r"""U-max (Fagan & Iyengar 2018): the ASGD step, reset to ℓ where ν falls more than δ below ℓ.
 
     Args:
         alpha: step size, above 0.
-        delta: how far below ℓ the new ν may lie before it is reset to ℓ, at least 0.
+        delta: how far below ℓ ν may lie before it is reset to ℓ, at least 0.
         schedule: "constant", or "cosine" (published) from ``alpha`` to ``final``.
         final: step size at the end of a cosine schedule; None means 0.
         max_log_weight: the guard (see :class:`DualUpdate`); None is the published method.
+        compare: which ν is compared with ℓ − δ: "new", the result of the step, or "old", the ν before it. The "old"
+            comparison also prevents the step from overshooting where ν lies far below ℓ, and is the one that comes
+            near the figures published for robust regression.
 
     Raises:
         InputError: an argument out of its range.
@@ -361,12 +364,16 @@ class UMax(ASGD):
         schedule: Schedule = "constant",
         final: float | None = None,
         max_log_weight: float | None = None,
+        compare: Literal["new", "old"] = "new",
     ) -> None:
         super().__init__(alpha, schedule, final, max_log_weight)
+        if compare not in ("new", "old"):
+            raise InputError(f"compare must be 'new' or 'old', got {compare!r}")
+        self.compare = compare
         self.delta = _number("delta", delta, "at least 0", isinstance(delta, (int, float)) and delta >= 0)
 
     def step_from_log_mean(self, nu: Tensor, log_mean: Tensor, progress: float = 0.0) -> Tensor:  # noqa: D102
-        return functional.umax_step(nu, log_mean, self._alpha_at(progress), self.delta)
+        return functional.umax_step(nu, log_mean, self._alpha_at(progress), self.delta, self.compare)
 
 
 class SoftplusASGD(ASGD):

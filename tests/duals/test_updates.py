@@ -81,6 +81,7 @@ def test_softplus_needs_scores():
         (lambda: ASGD(0.0), "alpha must be a finite number above 0, got 0.0"),
         (lambda: ASGD(math.inf), "alpha"),
         (lambda: UMax(0.1, -1.0), "delta must be at least 0, got -1.0"),
+        (lambda: UMax(0.1, 1.0, compare="both"), "compare must be 'new' or 'old', got 'both'"),
         (lambda: SoftplusASGD(0.1, 0.0), "rho must be a finite number above 0, got 0.0"),
     ],
 )

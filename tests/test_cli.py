@@ -1,0 +1,266 @@
+"""The command line as a user runs it: in a subprocess, in another folder."""
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from scent_lightning.cli import ScentCLI, main
+from scent_lightning.tasks import DRORegressionTask
+from tests.conftest import ROOT
+
+CONFIG = str(ROOT / "configs" / "dro_diabetes.yaml")
+SHORT = ["--trainer.max_epochs", "4", "--trainer.check_val_every_n_epoch", "2", "--trainer.log_every_n_steps", "5"]
+
+
+def command(folder, *arguments, check=True) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "120"}
+    environment.pop("SCENT_LIGHTNING_DATA", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "scent_lightning", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if check:
+        assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished short run of the quick start."""
+    folder = tmp_path_factory.mktemp("cli")
+    done = command(folder, "fit", "--config", CONFIG, *SHORT)
+    return folder, done, folder / "lightning_logs" / "version_0"
+
+
+@pytest.mark.slow
+def test_fit_leaves_log_config_and_checkpoint_and_says_where(run):
+    _, done, log = run
+    assert f"TensorBoard log: {log}" in done.stderr + done.stdout
+    assert f"Last checkpoint: {log / 'checkpoints' / 'last.ckpt'}" in done.stderr + done.stdout
+    assert "Epoch 3" in done.stderr + done.stdout  # the progress bar
+    events = EventAccumulator(str(log))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {"dual/nu/weight", "dual/nu/table_q50", "dual/nu/effective_gamma", "train/loss", "lr-SGD"} <= tags
+    assert {"val/entropic_risk", "val/rmse", "val/worst_loss"} <= tags
+    assert events.Tags()["histograms"] == ["dual/nu/histogram"]
+    saved = yaml.safe_load((log / "config.yaml").read_text())
+    assert saved["dual"]["class_path"] == "scent_lightning.duals.SCENT"
+    assert saved["trainer"]["max_epochs"] == 4
+    assert list((log / "checkpoints").iterdir()) == [log / "checkpoints" / "last.ckpt"]
+
+
+@pytest.mark.slow
+def test_checkpoint_loads_without_pickle_and_elsewhere(run):
+    _, _, log = run
+    path = log / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    assert checkpoint["hyper_parameters"]["dual"]["class_path"] == "scent_lightning.duals.SCENT"
+    task = DRORegressionTask.load_from_checkpoint(path)
+    assert task.duals["nu"].update.log_alpha == -3.0
+    assert task.duals["nu"].nu.item() == checkpoint["state_dict"]["duals.nu.nu"].item()
+
+
+@pytest.mark.slow
+def test_evaluate_predict_and_run_again_from_the_saved_config(run):
+    folder, _, log = run
+    arguments = ["--config", str(log / "config.yaml"), "--ckpt_path", str(log / "checkpoints" / "last.ckpt")]
+    validated = command(folder, "validate", *arguments)
+    risk = float(re.search(r"val/entropic_risk\s+([\d.]+)", validated.stdout)[1])
+    tested = command(folder, "test", *arguments)
+    assert float(re.search(r"test/entropic_risk\s+([\d.]+)", tested.stdout)[1]) == pytest.approx(risk)
+    predicted = command(folder, "predict", *arguments)
+    path = re.search(r"Predictions: (.+\.csv)", predicted.stdout + predicted.stderr)[1]
+    with Path(path).open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["index", "prediction", "loss", "weight"]
+    assert [int(row["index"]) for row in rows] == list(range(442))
+    assert sum(float(row["weight"]) for row in rows) == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dual",
+    [
+        ["SOX", "--dual.gamma", "0.5"],
+        ["BSGD"],
+        ["ASGD", "--dual.alpha", "0.1"],
+        ["SoftplusASGD", "--dual.alpha", "0.1", "--dual.rho", "0.001"],
+        ["UMax", "--dual.alpha", "0.1", "--dual.delta", "1"],
+        ["my_duals.HalfWay", "--dual.share", "0.25"],
+    ],
+)
+def test_any_dual_update_by_one_argument(tmp_path, dual):
+    (tmp_path / "my_duals.py").write_text(
+        "from scent_lightning.duals import DualUpdate\n\n"
+        "class HalfWay(DualUpdate):\n"
+        "    def __init__(self, share: float, max_log_weight: float | None = None):\n"
+        "        super().__init__(max_log_weight)\n"
+        "        self.share = share\n\n"
+        "    def step_from_log_mean(self, nu, log_mean, progress=0.0):\n"
+        "        return nu + self.share * (log_mean - nu)\n"
+    )
+    command(tmp_path, "fit", "--config", CONFIG, "--trainer.max_epochs", "1", "--dual", *dual)
+    checkpoint = tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt"
+    saved = torch.load(checkpoint, weights_only=True)["hyper_parameters"]["dual"]
+    assert saved["class_path"].endswith(dual[0].rpartition(".")[2])
+    if len(dual) > 1:
+        assert saved["init_args"][dual[1].rpartition(".")[2]] == float(dual[2])
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_run_ends_like_one_never_stopped(tmp_path):
+    """SIGKILL somewhere, resume from a checkpoint: the same weights, ν and optimiser to the last bit."""
+    arguments = '{"save_top_k": -1, "every_n_epochs": 20, "save_on_train_epoch_end": true}'
+    keep = f'[{{"class_path": "ModelCheckpoint", "init_args": {arguments}}}]'
+    common = ["--config", CONFIG, "--trainer.max_epochs", "150", "--trainer.check_val_every_n_epoch", "50"]
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    whole.mkdir()
+    part.mkdir()
+    command(whole, "fit", *common)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scent_lightning", "fit", *common, "--trainer.callbacks", keep],
+        cwd=part,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    folder = part / "lightning_logs" / "version_0" / "checkpoints"
+    deadline = time.time() + 120
+    try:
+        while len(list(folder.glob("*.ckpt"))) < 2 and time.time() < deadline:
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    written = sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+    assert len(written) < 7, "the run was over before it was killed"
+    assert torch.load(written[0], weights_only=True)["epoch"] == 19
+    command(part, "fit", *common, "--ckpt_path", str(written[0]))
+    first, second = (
+        torch.load(folder / "lightning_logs" / version / "checkpoints" / "last.ckpt", weights_only=True)
+        for folder, version in ((whole, "version_0"), (part, "version_1"))
+    )
+    assert first["epoch"] == second["epoch"]
+    for key, value in first["state_dict"].items():
+        assert torch.equal(value, second["state_dict"][key]), key
+    momentum = [list(c["optimizer_states"][0]["state"].values()) for c in (first, second)]
+    assert all(torch.equal(a["momentum_buffer"], b["momentum_buffer"]) for a, b in zip(*momentum, strict=True))
+
+
+BAD = [
+    (
+        ["--dual", "Nothing"],
+        "unknown dual update 'Nothing' for --dual: known are ASGD, BSGD, SCENT, SOX, SoftplusASGD, U",
+    ),
+    (["--model", "Nothing"], "unknown task 'Nothing' for --model: known are .*DRORegressionTask"),
+    (["--data", "Nothing"], "unknown data module 'Nothing' for --data: known are .*TabularRegressionDataModule"),
+    (["--dual", "SOX"], "--dual SOX needs its argument.* gamma"),
+    (["--dual", "SOX", "--dual.gamma", "-0.5"], r"gamma must be in \[0, 1\], got -0.5"),
+    (["--dual.gamma", "0.5"], "--dual SCENT has no argument 'gamma'"),
+    (["--model.tau", "0"], "tau must be a finite number above 0, got 0.0"),
+    (["--model.tau", "warm"], "--model.tau must be float, got warm"),
+    (["--data.batch_size", "500"], "batch_size 500 is larger than the data: there are 442 training rows"),
+    (["--data.dataset", "nothing.csv"], "dataset 'nothing.csv' is neither a file nor one of the known data sets"),
+    (["--data.dataset", "t.csv", "--data.target", "z"], "t.csv has no column z; it has: a, y"),
+    (["--data.dataset", "words.csv", "--data.target", "y"], "column 'a' of words.csv is not numeric"),
+    (["--data.dataset", "holes.csv", "--data.target", "y"], "missing or non-finite values in rows 1"),
+    (["--data.dataset", "one.csv", "--data.target", "y"], r"one.csv has 1 row\(s\); at least 2 are needed"),
+    (["--ckpt_path", "nothing.ckpt"], "ckpt_path nothing.ckpt does not exist"),
+    (["--trainer.max_epochs", "many"], "--trainer.max_epochs must be int, got many"),
+    (["--nothing", "1"], "nrecognized arguments: --nothing"),
+]
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "y": [1.0, 0.0, 1.0]})
+    frame.to_csv("t.csv", index=False)
+    frame.assign(a=["red", "green", "blue"]).to_csv("words.csv", index=False)
+    frame.assign(a=[1.0, None, 2.0]).to_csv("holes.csv", index=False)
+    frame.head(1).to_csv("one.csv", index=False)
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_input_is_one_sentence_before_training(tables, capsys, arguments, message):
+    with pytest.raises(SystemExit) as caught:
+        main(["fit", "--config", CONFIG, "--data.batch_size", "1", *arguments])
+    assert caught.value.code == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("scent-lightning: error: ")
+    assert re.search(message, error), error
+    assert not Path("lightning_logs").exists()
+
+
+@pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
+def test_evaluation_needs_a_checkpoint(tables, capsys, subcommand):
+    with pytest.raises(SystemExit) as caught:
+        main([subcommand, "--config", CONFIG])
+    assert caught.value.code == 2
+    assert f"{subcommand} needs --ckpt_path: without a checkpoint it would run on untrained" in capsys.readouterr().err
+
+
+def test_missing_arguments_name_the_choices(tables, capsys):
+    with pytest.raises(SystemExit):
+        main(["fit"])
+    error = capsys.readouterr().err
+    assert "--dual (one of ASGD, BSGD, SCENT" in error
+    assert "--model (one of" in error
+
+
+def test_divergence_is_one_sentence(tables, capsys):
+    arguments = ["--trainer.logger", "false", "--trainer.enable_checkpointing", "false", "--model.lr", "1e30"]
+    with pytest.raises(SystemExit) as caught:
+        main(["fit", "--config", CONFIG, *arguments])
+    assert caught.value.code == 1
+    assert "scent-lightning: error: dual variable 'nu' with SCENT(" in capsys.readouterr().err
+
+
+def test_help_documents_every_argument(capsys):
+    for arguments in (["fit", "--help"], ["fit", "--dual.help", "SCENT"], ["fit", "--model.help", "DRORegressionTask"]):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 0
+        text = capsys.readouterr().out
+        undocumented = re.findall(r"--(?:dual|model|data)\.\w+ [A-Z_{},a-z]+\s+\((?:required|type)", text)
+        assert undocumented == []
+    assert "temperature in the units of the loss" in text
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_builds(config, tables, monkeypatch, data_dir):
+    monkeypatch.setenv("SCENT_LIGHTNING_DATA", str(data_dir))
+    quiet = ["--trainer.enable_progress_bar", "false"]
+    main(["fit", "--config", str(config), "--trainer.fast_dev_run", "1", *quiet])
+
+
+def test_users_callbacks_replace_the_defaults_of_their_kind(tables):
+    cli = ScentCLI(
+        LightningModule,
+        LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        auto_configure_optimizers=False,
+        run=False,
+        args=["--config", CONFIG, "--trainer.callbacks", '[{"class_path": "ModelCheckpoint"}]'],
+    )
+    kinds = [type(callback).__name__ for callback in cli.trainer.callbacks]
+    assert sum(isinstance(callback, ModelCheckpoint) for callback in cli.trainer.callbacks) == 1
+    assert {"DualVariableMonitor", "LearningRateMonitor", "TQDMProgressBar"} <= set(kinds)
