@@ -280,8 +280,10 @@ class DualVariable(nn.Module):
             if isinstance(counts, int):
                 counts = torch.full_like(all_log_mean, counts)
             (all_rows, all_log_mean, counts), mine = exchange.gather(all_rows, all_log_mean, counts)
+        if all_rows.device != home:
+            all_rows = all_rows.to(home)
         if device != home:
-            all_rows, all_log_mean = all_rows.to(home), all_log_mean.to(home)
+            all_log_mean = all_log_mean.to(home)
             counts = counts if isinstance(counts, int) else counts.to(home)
         all_log_mean, groups = exchange.merge(all_rows, all_log_mean, counts)
         stored, visited = self._read(all_rows, home)
@@ -319,9 +321,11 @@ class DualVariable(nn.Module):
         Raises:
             DualDivergenceError: a score, ν or the loss is not finite, in any process; nothing is written.
         """
-        total = loss.item() + _sum(step.all_nu)
-        if scores is not None:
-            total += _sum(scores)
+        checked = [loss.detach(), _sum(step.all_nu)] + ([] if scores is None else [_sum(scores)])
+        if loss.device.type == "cpu":
+            total = sum(value.item() for value in checked)
+        else:  # one wait for the device, not three
+            total = torch.stack([value.to(loss.device, torch.float32) for value in checked]).sum().item()
         # A sum of finite numbers may overflow, so this is a suspicion; it costs one pass, the certainty several.
         suspicious = not math.isfinite(total)
         if exchange.any_rank(suspicious) if exchange.distributed() else suspicious:
@@ -401,8 +405,8 @@ class DualVariable(nn.Module):
         self.last_step = None
 
 
-def _sum(values: Tensor) -> float:
-    return values.item() if values.numel() == 1 else values.sum().item()
+def _sum(values: Tensor) -> Tensor:
+    return values.squeeze() if values.numel() == 1 else values.sum()
 
 
 def mean_over_valid(objective: Tensor, counts: Tensor | None) -> Tensor:
