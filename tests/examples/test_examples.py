@@ -1,0 +1,84 @@
+"""Every script runs as its documentation says."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def script(folder, name, *arguments, **environment) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_custom_task_and_its_figure(tmp_path):
+    assert len((EXAMPLES / "custom_task.py").read_text().splitlines()) <= 60
+    script(tmp_path, "custom_task.py")
+    log = tmp_path / "lightning_logs" / "version_0"
+    script(tmp_path, "plot_dual_statistics.py", log, "--out", tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 20_000
+    assert (log / "checkpoints").is_dir()
+
+
+@pytest.mark.slow
+def test_trainer_overhead_prints_its_figures(tmp_path):
+    """Runs without arguments on any machine; here with few epochs, and on random rows of the same size."""
+    output = script(
+        tmp_path, "benchmarks/trainer_overhead.py", "--epochs", 1, "--turns", 1, SCENT_LIGHTNING_DATA="none"
+    )
+    figures = json.loads(output.strip().splitlines()[-1])
+    assert set(figures) == {"trainer_over_loop", "ms_per_step"}
+    assert all(value > 0 for value in figures.values())
+
+
+@pytest.mark.slow
+def test_table_is_resumable_and_its_optimum_exact(tmp_path, data_dir):
+    arguments = ["--cells", "abalone_tau5.0", "--methods", "BSGD", "SCENT", "--epochs", 2, "--out", tmp_path]
+    arguments += ["--data-dir", data_dir, "--seeds"]
+    first = script(tmp_path, "reproduce_dro_table.py", *arguments, 0)
+    again = script(tmp_path, "reproduce_dro_table.py", *arguments, 0, 1)
+    lines = (tmp_path / "runs.csv").read_text().splitlines()
+    assert len(lines) == 5  # the two runs of the first call were not run again
+    assert "0.95529" in first  # the optimum, solved by Newton's method
+    assert "| abalone τ 5.0 | 0.95529 |" in again
+    assert (tmp_path / "gaps.png").stat().st_size > 10_000
+
+
+def test_optimum_has_no_gradient(data_dir):
+    """The Newton solver's value is the least: no point around its own least-squares start or the origin is below."""
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        import reproduce_dro_table
+    finally:
+        sys.path.remove(str(EXAMPLES))
+    from scipy.optimize import minimize
+
+    data = reproduce_dro_table.data_module("abalone_tau1.0", str(data_dir))
+    batch = [part.double().numpy() for part in next(iter(data.predict_dataloader()))[:2]]
+    rows = np.hstack([batch[0], np.ones((len(batch[1]), 1))])
+
+    def risk(weights):
+        residual = rows @ weights - batch[1]
+        scores = residual**2
+        weight = np.exp(scores - scores.max())
+        return scores.max() + np.log(weight.mean()), rows.T @ (weight / weight.sum() * 2 * residual)
+
+    start = np.linalg.lstsq(rows, batch[1], rcond=None)[0]
+    found = minimize(risk, start, jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 5000})
+    assert reproduce_dro_table.optimum("abalone_tau1.0", str(data_dir)) == pytest.approx(found.fun, abs=1e-6)
