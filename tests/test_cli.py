@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scent_lightning.cli import ScentCLI, main
+from scent_lightning.data import TabularRegressionDataModule
 from scent_lightning.tasks import DRORegressionTask
 from tests.conftest import ROOT
 
@@ -162,6 +163,18 @@ def test_killed_and_resumed_run_ends_like_one_never_stopped(tmp_path):
         assert torch.equal(value, second["state_dict"][key]), key
     momentum = [list(c["optimizer_states"][0]["state"].values()) for c in (first, second)]
     assert all(torch.equal(a["momentum_buffer"], b["momentum_buffer"]) for a, b in zip(*momentum, strict=True))
+
+
+@pytest.mark.slow
+def test_two_processes_start_at_least_squares_of_all_rows(tmp_path):
+    two = ["--trainer.strategy", "ddp", "--trainer.devices", "2", "--trainer.max_epochs", "2", "--model.lr", "1e-30"]
+    command(tmp_path, "fit", "--config", CONFIG, *two)
+    checkpoint = tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt"
+    found = torch.load(checkpoint, weights_only=True)["state_dict"]["network.weight"].flatten()
+    features, target, _ = next(iter(TabularRegressionDataModule().predict_dataloader()))
+    rows = torch.cat([features, torch.ones(442, 1)], dim=1).double()
+    expected = torch.linalg.lstsq(rows, target.double().unsqueeze(1)).solution.flatten()[:-1]
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 BAD = [

@@ -160,6 +160,8 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
     def start_at_least_squares(self, loader: Any) -> None:
         """Set the linear model to the least-squares solution over the batches of ``loader``, solved in float64.
 
+        In a distributed run each process brings its share of the batches, and all get the solution over the whole.
+
         Args:
             loader: yields ``(features, target, …)`` batches.
         """
@@ -170,6 +172,10 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
             rows = torch.cat([features.double().cpu(), torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
             gram += rows.T @ rows
             moment += rows.T @ target.double().cpu()
+        if self._trainer is not None and self.trainer.world_size > 1:
+            strategy = self.trainer.strategy
+            sums = [part.to(strategy.root_device) for part in (gram, moment)]
+            gram, moment = (cast(Tensor, strategy.reduce(part, reduce_op="sum")).cpu() for part in sums)
         solution = torch.linalg.lstsq(gram, moment.unsqueeze(1), driver="gelsd").solution.squeeze(1)
         with torch.no_grad():
             linear.weight.copy_(solution[:-1].unsqueeze(0))
