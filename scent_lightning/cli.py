@@ -105,8 +105,12 @@ def explain(message: str) -> str:
 class LastCheckpoint(ModelCheckpoint):
     """Keep ``last.ckpt``, written at the end of every epoch."""
 
-    # ModelCheckpoint builds this text anew for each of the six hooks of a step.
+    # ModelCheckpoint builds this text anew for each hook of a step, and has nothing to do in any of them here: the
+    # Trainer passes over a hook that is None.
     state_key = "LastCheckpoint"
+    on_train_batch_start = on_train_batch_end = None  # type: ignore[assignment]
+    on_before_zero_grad = on_before_backward = None  # type: ignore[assignment]
+    on_after_backward = on_before_optimizer_step = None  # type: ignore[assignment]
 
     def __init__(self) -> None:
         super().__init__(save_top_k=0, save_last=True, save_on_train_epoch_end=True)
