@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -102,6 +103,16 @@ def explain(message: str) -> str:
     return message
 
 
+def _of_data(name: str) -> Callable[[L.LightningDataModule], Any]:
+    """A function that gives the data module's attribute, or None where it has none; its name shows in ``--help``."""
+
+    def tell(data: L.LightningDataModule) -> Any:
+        return getattr(data, name, None)
+
+    tell.__name__ = name
+    return tell
+
+
 class LastCheckpoint(ModelCheckpoint):
     """Keep ``last.ckpt``, written at the end of every epoch."""
 
@@ -138,8 +149,8 @@ class ScentCLI(LightningCLI):
             help="The dual update: SCENT, SOX, BSGD, ASGD, SoftplusASGD, UMax, or the import path of your own.",
         )
         parser.link_arguments("dual", "model.init_args.dual")
-        parser.link_arguments("data.num_anchors", "model.init_args.num_anchors", apply_on="instantiate")
-        parser.link_arguments("data.num_features", "model.init_args.num_features", apply_on="instantiate")
+        for name in ("num_anchors", "num_features", "num_classes"):
+            parser.link_arguments("data", f"model.init_args.{name}", _of_data(name), apply_on="instantiate")
 
     def _parse_ckpt_path(self) -> None:
         """What is on the command line is what runs: a checkpoint's hyperparameters do not override it."""

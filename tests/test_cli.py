@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -260,8 +261,14 @@ def test_help_documents_every_argument(capsys):
 @pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_config_builds(config, tables, monkeypatch, data_dir):
     monkeypatch.setenv("SCENT_LIGHTNING_DATA", str(data_dir))
-    quiet = ["--trainer.enable_progress_bar", "false"]
-    main(["fit", "--config", str(config), "--trainer.fast_dev_run", "1", *quiet])
+    arguments = ["--trainer.enable_progress_bar", "false", "--trainer.accelerator", "cpu"]
+    if "path" in yaml.safe_load(config.read_text())["data"]["init_args"]:
+        for split in ("train", "val"):
+            Path(split).mkdir()
+            np.save(f"{split}/features.npy", np.random.default_rng(0).standard_normal((256, 8)).astype(np.float16))
+            np.save(f"{split}/labels.npy", np.arange(256) % 50)
+        arguments += ["--data.path", "."]
+    main(["fit", "--config", str(config), "--trainer.fast_dev_run", "1", *arguments])
 
 
 def test_users_callbacks_replace_the_defaults_of_their_kind(tables):

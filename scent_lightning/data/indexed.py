@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from scent_lightning.errors import InputError
 
-__all__ = ["IndexedTensorDataset", "batch_loader"]
+__all__ = ["IndexedTensorDataset", "ShuffledSampler", "batch_loader"]
+
+CHUNK = 65536
 
 
 class IndexedTensorDataset(Dataset[tuple[Tensor, ...]]):
@@ -43,6 +45,33 @@ class IndexedTensorDataset(Dataset[tuple[Tensor, ...]]):
         return (*(tensor[index] for tensor in self.tensors), index)
 
 
+class ShuffledSampler(DistributedSampler[int]):
+    """The order of :class:`~torch.utils.data.DistributedSampler`, without its list of all indices.
+
+    An epoch is one permutation of 8 bytes a row, where torch's own holds a Python list of every index: 0.8 GB at 17
+    million rows.
+
+    Args:
+        dataset: what is sampled.
+        num_replicas: number of processes; where they do not divide the rows, the first rows of the order are repeated.
+        rank: number of this process.
+        seed: of the shuffle; the order of an epoch depends on it and the number of the epoch alone.
+    """
+
+    def __init__(self, dataset: Dataset[Any], num_replicas: int, rank: int, seed: int) -> None:
+        super().__init__(dataset, num_replicas, rank, shuffle=True, seed=seed)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(cast(Any, self.dataset)), generator=generator)
+        if self.total_size > len(order):
+            repeats = -(-self.total_size // len(order))
+            order = order.repeat(repeats)[: self.total_size]
+        mine = order[self.rank : self.total_size : self.num_replicas]
+        for part in torch.split(mine, CHUNK):
+            yield from part.tolist()
+
+
 def _identity(batch: Any) -> Any:
     return batch
 
@@ -72,9 +101,7 @@ def batch_loader(
     """
     if seed is None:
         seed = torch.initial_seed() % 2**31
-    sampler: DistributedSampler[Any] | None = None
-    if shuffle:
-        sampler = DistributedSampler(dataset, num_replicas, rank, shuffle=True, seed=seed)
+    sampler = ShuffledSampler(dataset, num_replicas, rank, seed) if shuffle else None
     return DataLoader(
         dataset,
         batch_size=batch_size,

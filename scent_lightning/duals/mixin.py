@@ -179,7 +179,13 @@ class DualVariableMixin(L.LightningModule):
             current = inspect.currentframe()
             frame = current.f_back if current else None
         super().save_hyperparameters(*args, ignore=ignore, frame=frame, logger=logger)
-        self._set_hparams(_plain(dict(self.hparams)))
+        hparams = dict(self.hparams)
+        parameters = inspect.signature(type(self).__init__).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        if "_instantiator" in hparams and not takes_any:
+            # The command line offers what the data module knows to every task; not every task takes all of it.
+            hparams = {key: value for key, value in hparams.items() if key in parameters or key.startswith("_")}
+        self._hparams = self._to_hparams_dict(_plain(hparams))
         self._hparams_initial = copy.deepcopy(self._hparams)
 
 

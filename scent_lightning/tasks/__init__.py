@@ -1,5 +1,6 @@
 """Tasks: LightningModules that are ready to train, with any dual update."""
 
 from scent_lightning.tasks.dro import DRORegressionTask
+from scent_lightning.tasks.extreme_classification import ExtremeClassificationTask
 
-__all__ = ["DRORegressionTask"]
+__all__ = ["DRORegressionTask", "ExtremeClassificationTask"]

@@ -1,0 +1,148 @@
+"""Optimisers that the tasks need and torch lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from scent_lightning.errors import InputError
+
+__all__ = ["RowSparseSGD", "clip_gradients"]
+
+
+class RowSparseSGD(Optimizer):
+    r"""SGD that touches only the rows that have a gradient; dense parameters get ordinary SGD.
+
+    For a parameter with a sparse gradient, row r that has a gradient :math:`g_r` at step t, last touched at step s:
+
+    .. math::
+        v_r \leftarrow \mu^{t - s} v_r + g_r + \lambda w_r, \qquad w_r \leftarrow w_r - \eta v_r
+
+    that is, momentum decays as if every step had been taken, lazily, when the row is next touched. It differs from
+    dense momentum in one thing: a row without a gradient rests, where dense momentum would go on moving it by
+    :math:`\eta \mu^k v_r`. Weight decay λ, too, acts on a row only when it is touched. With momentum 0 and no weight
+    decay a step is that of :class:`torch.optim.SGD` exactly.
+
+    Gradient accumulation, learning-rate schedulers and state dicts work as for any optimiser. torch's own gradient
+    clipping does not know sparse gradients: use :func:`clip_gradients`, as the task for extreme classification does.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: learning rate η, above 0.
+        momentum: μ, in [0, 1). Needs a buffer as large as the parameter, made at the first step.
+        weight_decay: λ, at least 0.
+
+    Raises:
+        InputError: an argument out of its range.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(5, 2))
+        >>> optimizer = RowSparseSGD([weight], lr=0.5)
+        >>> rows = torch.nn.functional.embedding(torch.tensor([3]), weight, sparse=True)
+        >>> rows.sum().backward()
+        >>> optimizer.step()
+        >>> weight[:, 0].tolist()
+        [1.0, 1.0, 1.0, 0.5, 1.0]
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.0, weight_decay: float = 0.0
+    ) -> None:
+        if not lr > 0:
+            raise InputError(f"lr must be above 0, got {lr!r}")
+        if not 0 <= momentum < 1:
+            raise InputError(f"momentum must be in [0, 1), got {momentum!r}")
+        if not weight_decay >= 0:
+            raise InputError(f"weight_decay must be at least 0, got {weight_decay!r}")
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Take a step.
+
+        Args:
+            closure: evaluates the model again and returns the loss; optional.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if parameter.grad.is_sparse:
+                    self._sparse_step(parameter, parameter.grad.coalesce(), group)
+                else:
+                    self._dense_step(parameter, parameter.grad, group)
+        return loss
+
+    def _sparse_step(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        rows, values = gradient.indices()[0], gradient.values()
+        if group["weight_decay"]:
+            values = values.add(parameter[rows], alpha=group["weight_decay"])
+        if group["momentum"]:
+            state = self.state[parameter]
+            if not state:
+                state["step"] = 0
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+                state["last_step"] = torch.zeros(parameter.shape[0], dtype=torch.int64, device=parameter.device)
+            state["step"] += 1
+            waited = (state["step"] - state["last_step"][rows]).to(values.dtype)
+            decay = torch.pow(torch.full_like(waited, group["momentum"]), waited)
+            buffer = state["momentum_buffer"]
+            values = values + decay.reshape(-1, *[1] * (values.ndim - 1)) * buffer[rows]
+            buffer[rows] = values
+            state["last_step"][rows] = state["step"]
+        parameter.index_add_(0, rows, values, alpha=-group["lr"])
+
+    def _dense_step(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        if group["weight_decay"]:
+            gradient = gradient.add(parameter, alpha=group["weight_decay"])
+        if group["momentum"]:
+            state = self.state[parameter]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            gradient = state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
+        parameter.add_(gradient, alpha=-group["lr"])
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[Tensor], max_value: float, by: str = "norm") -> None:
+    """Clip gradients in place, sparse ones included.
+
+    Args:
+        parameters: whose gradients to clip.
+        max_value: the largest norm of all gradients together, or the largest absolute value of each entry.
+        by: "norm" or "value".
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(5, 2))
+        >>> torch.nn.functional.embedding(torch.tensor([3]), weight, sparse=True).sum().backward()
+        >>> clip_gradients([weight], 0.1, by="value")
+        >>> round(weight.grad.coalesce().values().max().item(), 6)
+        0.1
+    """
+    gradients = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        if parameter.grad.is_sparse:
+            # Repeated rows (from accumulation) must be one before a norm or a limit means anything.
+            parameter.grad = parameter.grad.coalesce()
+            gradients.append(parameter.grad.values())
+        else:
+            gradients.append(parameter.grad)
+    if by == "value":
+        for gradient in gradients:
+            gradient.clamp_(-max_value, max_value)
+        return
+    if gradients:
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        factor = (max_value / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor)

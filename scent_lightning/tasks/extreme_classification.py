@@ -1,0 +1,273 @@
+"""Classification into very many classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, cast
+
+import lightning as L
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torchmetrics import MeanMetric
+
+from scent_lightning.duals import DualUpdate, DualVariable, DualVariableMixin
+from scent_lightning.duals.variable import Placement
+from scent_lightning.errors import InputError
+from scent_lightning.functional import at_least_float32
+from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Negatives
+from scent_lightning.optim import RowSparseSGD, clip_gradients
+
+__all__ = ["ExtremeClassificationTask"]
+
+Batch = tuple[Tensor, Tensor, Tensor]
+_ANCHOR = "nu"
+
+
+class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
+    r"""Softmax classification over up to millions of classes, at a cost a step that does not grow with them.
+
+    .. math:: \min_W \frac{1}{n} \sum_i \log \frac{1}{K - 1} \sum_{k \neq y_i} \exp h_i^\top (w_k - w_{y_i})
+
+    (Wei et al. 2026, extreme classification), which is the softmax cross-entropy but for the 1 inside its logarithm.
+    Every training row is an anchor with a dual variable, ``nu``; a batch scores only some classes (see
+    :class:`~scent_lightning.modules.ClassSampledLinear` on choosing them), and only their rows are updated.
+
+    **Choosing learning rate and log α together.** ν settles at the log-mean-exp of an anchor's scores, from 0 at the
+    start to −10 to −20 when classes are well apart; SCENT's effective γ is sigmoid(log α + ν), so log α near −ν keeps
+    it about a half. A larger learning rate lowers ν further and wants a larger log α; with features of unit norm
+    learning rates of tens to hundreds are usual, and the guard (``max_log_weight`` 1 or 2) lets them train.
+
+    Logs ``train/loss`` (dual objective) and ``train/cross_entropy`` (log(1 + (K − 1) exp ν), a free running estimate of
+    the softmax cross-entropy) at logging steps, and for validation and test the exact ``…/cross_entropy``, ``…/top1``
+    and ``…/top5`` over all K classes, worked out in chunks of classes. ``predict`` gives the most probable classes.
+
+    One process only, so far, for sampled negatives: their sparse gradients do not pass through DDP.
+
+    Args:
+        num_features: number of features D; the command line takes it from the data module.
+        num_classes: number of classes K; the command line takes it from the data module.
+        num_anchors: number of training rows n; the command line takes it from the data module.
+        dual: the dual update; the command line's ``--dual``.
+        negatives: "in_batch", "uniform" or "all" other classes.
+        num_negatives: classes drawn for a batch; "uniform" only.
+        normalize: scale features and class weights to unit norm.
+        scale: multiplies the scores, above 0.
+        backbone: maps the batch's inputs to features ``(B, D)``; None takes the inputs as they are.
+        lr: learning rate of SGD, above 0.
+        momentum: momentum of SGD, in [0, 1); on the class weights it decays lazily, see
+            :class:`~scent_lightning.optim.RowSparseSGD`.
+        weight_decay: L2 penalty of SGD, at least 0; on the class weights that are touched.
+        optimizer: another optimiser by class path, with its own settings; replaces the three above. It must take sparse
+            gradients (``torch.optim.SparseAdam``) unless ``negatives`` is "all".
+        lr_schedule: "cosine" (to 0 over the run) or "constant".
+        top_k: number of classes that ``predict`` gives.
+        class_chunk: classes scored at a time in evaluation; memory is batch × ``class_chunk`` numbers.
+        dual_placement: "module" keeps the table of ν on the module's device, "cpu" in main memory.
+
+    Raises:
+        InputError: an argument out of its range.
+
+    Example:
+        >>> import torch
+        >>> from scent_lightning.duals import SCENT
+        >>> task = ExtremeClassificationTask(8, num_classes=1000, num_anchors=50, dual=SCENT(log_alpha=0.0))
+        >>> batch = (torch.randn(4, 8), torch.tensor([3, 17, 999, 3]), torch.tensor([0, 1, 2, 3]))
+        >>> task.training_step(batch, 0).item()
+        0.0
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        num_anchors: int,
+        dual: DualUpdate,
+        negatives: Negatives = "in_batch",
+        num_negatives: int = 128,
+        normalize: bool = False,
+        scale: float = 1.0,
+        backbone: nn.Module | None = None,
+        lr: float = 1.0,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        optimizer: OptimizerCallable | None = None,
+        lr_schedule: Literal["cosine", "constant"] = "cosine",
+        top_k: int = 5,
+        class_chunk: int = 16384,
+        dual_placement: Placement = "module",
+    ) -> None:
+        super().__init__()
+        for name, value in (("top_k", top_k), ("class_chunk", class_chunk)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} must be a positive integer, got {value!r}")
+        if not lr > 0:
+            raise InputError(f"lr must be above 0, got {lr!r}")
+        if lr_schedule not in ("cosine", "constant"):
+            raise InputError(f"lr_schedule must be one of cosine, constant, got {lr_schedule!r}")
+        unsaved = [name for name, value in (("backbone", backbone), ("optimizer", optimizer)) if value is not None]
+        self.save_hyperparameters(ignore=unsaved)
+        self.lr = lr
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.optimizer = optimizer
+        self.lr_schedule = lr_schedule
+        self.class_chunk = class_chunk
+        self.backbone = backbone
+        self.head = ClassSampledLinear(num_features, num_classes, negatives, num_negatives, normalize, scale)
+        self.top_k = min(top_k, num_classes)
+        self.add_dual(_ANCHOR, num_anchors, dual, placement=dual_placement)
+        self.skipped_batches = 0
+        self.stage_metrics = nn.ModuleDict(
+            {
+                stage: nn.ModuleDict({name: MeanMetric() for name in ("cross_entropy", "top1", "top5")})
+                for stage in ("val", "test")
+            }
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Features, shape ``(B, D)``, of a batch of inputs."""
+        return inputs if self.backbone is None else cast(Tensor, self.backbone(inputs))
+
+    # ---------------------------------------------------------------- training
+
+    def setup(self, stage: str) -> None:
+        """Refuse what would train wrongly."""
+        if stage == "fit" and self.trainer.world_size > 1 and self.head.negatives != "all":
+            raise InputError(
+                f"negatives={self.head.negatives!r} trains in one process only, and this run has "
+                f"{self.trainer.world_size}; use trainer.devices=1"
+            )
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Update ν at the batch's rows and return the dual objective."""
+        inputs, labels, index = batch
+        scores, mask = self.head(self(inputs), labels)
+        if scores.shape[1] < 2 and self.head.negatives == "in_batch":
+            self._count_skipped(labels)
+        loss = self.entropic_risk(_ANCHOR, scores, index, mask)
+        if self._trainer is not None and self._logs_now():
+            self.log("train/loss", loss, prog_bar=True)
+            step = cast(DualVariable, self.duals[_ANCHOR]).last_step
+            if step is not None:
+                self.log("train/cross_entropy", softplus(step.nu + math.log(self.head.num_classes - 1)).mean())
+        return loss
+
+    def _count_skipped(self, labels: Tensor) -> None:
+        self.skipped_batches += 1
+        if self.skipped_batches == 1:
+            rank_zero_warn(
+                f"a batch holds one class only (class {int(labels[0])}), so it has no in-batch negatives and is "
+                "skipped; further ones are counted in skipped_batches (larger batches, a shuffled data set or "
+                "negatives='uniform' avoid them)"
+            )
+
+    def _logs_now(self) -> bool:
+        trainer: Any = self._trainer
+        every: int = trainer.log_every_n_steps
+        return every > 0 and (trainer.fit_loop.epoch_loop.global_step + 1) % every == 0
+
+    # ---------------------------------------------------------------- evaluation
+
+    def _chunks(self, features: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """First class and logits in float32 or better of each chunk of classes."""
+        for start in range(0, self.head.num_classes, self.class_chunk):
+            yield start, at_least_float32(self.head.logits(features, start, start + self.class_chunk))
+
+    def exact_cross_entropy(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Softmax cross-entropy over all K classes, and the rank of the right class.
+
+        Args:
+            features: shape ``(B, D)``.
+            labels: shape ``(B,)``.
+
+        Returns:
+            Cross-entropy, shape ``(B,)``, and how many classes come before the right one (equal logits in the order of
+            the classes), shape ``(B,)``, int64.
+        """
+        own_rows = torch.nn.functional.embedding(labels, self.head.weight)
+        one = torch.nn.functional.normalize if self.head.normalize else (lambda rows, dim: rows)
+        own = at_least_float32((one(features, dim=1) * one(own_rows, dim=1)).sum(dim=1, keepdim=True)) * self.head.scale
+        total = torch.full((len(labels),), -math.inf, device=own.device, dtype=own.dtype)
+        rank = torch.zeros_like(labels)
+        for start, logits in self._chunks(features):
+            total = torch.logaddexp(total, torch.logsumexp(logits, dim=1))
+            classes = torch.arange(start, start + logits.shape[1], device=labels.device)
+            earlier = classes < labels.unsqueeze(1)
+            others = classes != labels.unsqueeze(1)
+            rank += (others & ((logits > own) | (earlier & (logits == own)))).sum(dim=1)
+        return total - own.squeeze(1), rank
+
+    def _evaluate(self, stage: str, batch: Batch) -> None:
+        inputs, labels, _ = batch
+        cross_entropy, rank = self.exact_cross_entropy(self(inputs), labels)
+        metrics = cast(Any, self.stage_metrics[stage])
+        metrics["cross_entropy"].update(cross_entropy)
+        metrics["top1"].update((rank < 1).float())
+        metrics["top5"].update((rank < 5).float())
+        for name, metric in metrics.items():
+            self.log(f"{stage}/{name}", metric, on_epoch=True, prog_bar=name != "top5")
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Exact cross-entropy, top-1 and top-5 accuracy over the validation rows."""
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Exact cross-entropy, top-1 and top-5 accuracy over the test rows."""
+        self._evaluate("test", batch)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """The most probable classes.
+
+        Returns:
+            ``index`` (the row), shape ``(B,)``; ``class`` and ``probability``, shape ``(B, top_k)``, most probable
+            first.
+        """
+        inputs, _, index = batch
+        features = self(inputs)
+        best: Tensor | None = None
+        classes = torch.empty(0)
+        total = torch.full((len(features),), -math.inf, device=features.device)
+        for start, logits in self._chunks(features):
+            total = torch.logaddexp(total, torch.logsumexp(logits, dim=1))
+            values, places = logits.topk(min(self.top_k, logits.shape[1]), dim=1)
+            places = places + start
+            if best is not None:
+                values, places = torch.cat([best, values], dim=1), torch.cat([classes, places], dim=1)
+                values, kept = values.topk(min(self.top_k, values.shape[1]), dim=1)
+                places = places.gather(1, kept)
+            best, classes = values, places
+        probability = torch.exp(cast(Tensor, best) - total.unsqueeze(1))
+        return {"index": index, "class": classes, "probability": probability}
+
+    # ---------------------------------------------------------------- optimiser
+
+    def configure_optimizers(self) -> Any:
+        """Row-sparse SGD, or the optimiser given, with the learning-rate schedule."""
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        if self.optimizer is not None:
+            optimizer = self.optimizer(parameters)
+        else:
+            optimizer = RowSparseSGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        if self.lr_schedule == "constant":
+            return optimizer
+        steps = self.trainer.estimated_stepping_batches
+        if steps == float("inf"):
+            raise InputError("lr_schedule 'cosine' needs to know how long the run is: set trainer.max_epochs")
+        scheduler = CosineAnnealingLR(optimizer, T_max=int(steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Any,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by norm or by value, sparse gradients included."""
+        if gradient_clip_val is not None:
+            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            clip_gradients(parameters, gradient_clip_val, by=str(gradient_clip_algorithm or "norm"))

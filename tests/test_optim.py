@@ -1,0 +1,140 @@
+"""Row-sparse SGD against torch's, and against its own rule written out row by row."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from scent_lightning.errors import InputError
+from scent_lightning.optim import RowSparseSGD, clip_gradients
+
+
+def batches(steps=12, rows=9):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        yield torch.randperm(rows, generator=generator)[:3], torch.randn(3, 4, generator=generator)
+
+
+def loss_of(weight, rows, factors, sparse):
+    return (F.embedding(rows, weight, sparse=sparse) * factors).square().sum()
+
+
+def start():
+    return torch.nn.Parameter(torch.randn(9, 4, generator=torch.Generator().manual_seed(1)))
+
+
+def test_without_momentum_it_is_torchs_sgd_exactly():
+    ours, theirs = start(), start()
+    first, second = RowSparseSGD([ours], lr=0.1), torch.optim.SGD([theirs], lr=0.1)
+    schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=12) for o in (first, second)]
+    for rows, factors in batches():
+        for weight, optimizer, sparse in ((ours, first, True), (theirs, second, False)):
+            optimizer.zero_grad()
+            loss_of(weight, rows, factors, sparse).backward()
+            optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_dense_parameters_get_torchs_sgd(momentum, weight_decay):
+    ours, theirs = start(), start()
+    settings = {"lr": 0.05, "momentum": momentum, "weight_decay": weight_decay}
+    first, second = RowSparseSGD([ours], **settings), torch.optim.SGD([theirs], **settings)
+    for rows, factors in batches():
+        for weight, optimizer in ((ours, first), (theirs, second)):
+            optimizer.zero_grad()
+            loss_of(weight, rows, factors, sparse=False).backward()
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_momentum_and_decay_of_touched_rows():
+    lr, mu, decay = 0.05, 0.8, 0.1
+    weight = start()
+    optimizer = RowSparseSGD([weight], lr=lr, momentum=mu, weight_decay=decay)
+    expected = weight.detach().double().clone()
+    velocity, last = torch.zeros_like(expected), [0] * 9
+    for step, (rows, factors) in enumerate(batches(), start=1):
+        optimizer.zero_grad()
+        loss_of(weight, rows, factors, sparse=True).backward()
+        optimizer.step()
+        for row, factor in zip(rows.tolist(), factors.double(), strict=True):
+            gradient = 2 * factor.square() * expected[row] + decay * expected[row]
+            velocity[row] = mu ** (step - last[row]) * velocity[row] + gradient
+            expected[row] -= lr * velocity[row]
+            last[row] = step
+    torch.testing.assert_close(weight.detach().double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_accumulated_gradients_and_state_dict():
+    """Repeated rows of an accumulated gradient are one; a restored optimiser goes on as if never stopped."""
+    data = list(batches())
+    whole, part = start(), start()
+    one = RowSparseSGD([whole], lr=0.05, momentum=0.9)
+    two = RowSparseSGD([part], lr=0.05, momentum=0.9)
+    for number in range(0, 12, 2):
+        if number == 6:
+            state = copy.deepcopy(two.state_dict())
+            two = RowSparseSGD([part], lr=1.0)
+            two.load_state_dict(state)
+        for weight, optimizer in ((whole, one), (part, two)):
+            optimizer.zero_grad()
+            for rows, factors in data[number : number + 2]:
+                loss_of(weight, rows, factors, sparse=True).backward()
+            optimizer.step()
+    assert torch.equal(whole, part)
+    dense = start()
+    reference = torch.optim.SGD([dense], lr=0.05)
+    sparse = start()
+    ours = RowSparseSGD([sparse], lr=0.05)
+    for weight, optimizer, is_sparse in ((dense, reference, False), (sparse, ours, True)):
+        for rows, factors in data[:2]:
+            loss_of(weight, rows, factors, sparse=is_sparse).backward()
+        optimizer.step()
+    torch.testing.assert_close(sparse, dense)
+
+
+@pytest.mark.parametrize("by", ["norm", "value"])
+@pytest.mark.parametrize("limit", [0.3, 1e3])
+def test_clipping_equals_torchs_on_the_dense_gradient(by, limit):
+    sparse, dense, extra, other = start(), start(), start(), start()
+    for weight, second, is_sparse in ((sparse, extra, True), (dense, other, False)):
+        for rows, factors in list(batches())[:2]:
+            (loss_of(weight, rows, factors, is_sparse) + second.square().sum()).backward()
+    clip_gradients([sparse, extra, torch.nn.Parameter(torch.ones(2))], limit, by)
+    if by == "norm":
+        torch.nn.utils.clip_grad_norm_([dense, other], limit)
+    else:
+        torch.nn.utils.clip_grad_value_([dense, other], limit)
+    torch.testing.assert_close(sparse.grad.to_dense(), dense.grad)
+    torch.testing.assert_close(extra.grad, other.grad)
+
+
+def test_closure():
+    weight = start()
+    optimizer = RowSparseSGD([weight], lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(weight, torch.tensor([0, 1]), torch.ones(2, 4), sparse=True)
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() > closure().item()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lr": 0.0}, "lr must be above 0, got 0.0"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
+        ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(InputError, match=message):
+        RowSparseSGD([start()], **{"lr": 0.1, **arguments})
