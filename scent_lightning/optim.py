@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
 from scent_lightning.errors import InputError
 
-__all__ = ["RowSparseSGD", "clip_gradients"]
+__all__ = ["RowSparseSGD", "average_sparse_gradient", "clip_gradients"]
 
 
 class RowSparseSGD(Optimizer):
@@ -120,6 +121,9 @@ def clip_gradients(parameters: Iterable[Tensor], max_value: float, by: str = "no
         max_value: the largest norm of all gradients together, or the largest absolute value of each entry.
         by: "norm" or "value".
 
+    Raises:
+        InputError: ``by`` is neither.
+
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(5, 2))
         >>> torch.nn.functional.embedding(torch.tensor([3]), weight, sparse=True).sum().backward()
@@ -127,6 +131,8 @@ def clip_gradients(parameters: Iterable[Tensor], max_value: float, by: str = "no
         >>> round(weight.grad.coalesce().values().max().item(), 6)
         0.1
     """
+    if by not in ("norm", "value"):
+        raise InputError(f"by must be 'norm' or 'value', got {by!r}")
     gradients = []
     for parameter in parameters:
         if parameter.grad is None:
@@ -146,3 +152,34 @@ def clip_gradients(parameters: Iterable[Tensor], max_value: float, by: str = "no
         factor = (max_value / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(factor)
+
+
+@torch.no_grad()
+def average_sparse_gradient(parameter: Tensor) -> None:
+    """Average a parameter's sparse gradient over the processes of a distributed run, in place.
+
+    The touched rows travel, and nothing else: NCCL has no sparse all-reduce, and DDP's reducer cannot take a sparse
+    gradient on GPUs. Every process ends with the same gradient, bit for bit.
+
+    Args:
+        parameter: has a sparse gradient; shape ``(K, …)``. It must be kept from DDP, by the module's
+            ``_ddp_params_and_buffers_to_ignore``.
+    """
+    gradient = parameter.grad
+    assert gradient is not None
+    gradient = gradient.coalesce()
+    rows, values = gradient.indices()[0], gradient.values()
+    ranks = dist.get_world_size()
+    size = torch.tensor([len(rows)], device=rows.device)
+    sizes = [torch.empty_like(size) for _ in range(ranks)]
+    dist.all_gather(sizes, size)
+    lengths = [int(length) for length in sizes]
+    padding = max(lengths) - len(rows)
+    everyones: list[Tensor] = []
+    for mine in (rows, values):
+        padded = torch.cat([mine, mine.new_zeros(padding, *mine.shape[1:])])
+        parts = [torch.empty_like(padded) for _ in range(ranks)]
+        dist.all_gather(parts, padded)
+        everyones.append(torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)]))
+    all_rows, all_values = everyones
+    parameter.grad = torch.sparse_coo_tensor(all_rows.unsqueeze(0), all_values / ranks, gradient.shape).coalesce()

@@ -1,7 +1,13 @@
-"""A small softmax problem with one dual per row, for tests under the Trainer."""
+"""A small softmax problem with one dual per row, for tests under the Trainer; and several processes."""
+
+import os
+import socket
 
 import lightning as L
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from lightning.fabric.plugins.environments import LightningEnvironment
 from torch.utils.data import DataLoader
 
 from scent_lightning.data import IndexedTensorDataset, batch_loader
@@ -71,3 +77,45 @@ def quiet_trainer(**arguments) -> L.Trainer:
         "enable_model_summary": False,
     }
     return L.Trainer(**{**defaults, **arguments})
+
+
+WORLD = 2
+
+
+def _in_group(rank, rendezvous, work, results):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
+    try:
+        results[rank] = work(rank)
+    finally:
+        dist.destroy_process_group()
+
+
+def in_two_processes(work, tmp_path):
+    """What ``work(rank)`` gives in each of two processes of a gloo group."""
+    with mp.Manager() as manager:
+        results = manager.dict()
+        mp.spawn(_in_group, (tmp_path / "rendezvous", work, results), nprocs=WORLD)
+        return [results[rank] for rank in range(WORLD)]
+
+
+def _as_node(rank, port, work, results):
+    node = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": str(rank), "LOCAL_RANK": "0"}
+    os.environ.update(node)
+    torch.set_num_threads(1)
+    results[rank] = work(rank)
+
+
+def under_two_trainers(work):
+    """What ``work(rank)`` gives in each of two processes whose Trainers (``ddp_trainer``) form one run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with mp.Manager() as manager:
+        results = manager.dict()
+        mp.spawn(_as_node, (port, work, results), nprocs=WORLD)
+        return [results[rank] for rank in range(WORLD)]
+
+
+def ddp_trainer(**arguments) -> L.Trainer:
+    return quiet_trainer(strategy="ddp", num_nodes=WORLD, devices=1, plugins=[LightningEnvironment()], **arguments)

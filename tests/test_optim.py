@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from scent_lightning.errors import InputError
-from scent_lightning.optim import RowSparseSGD, clip_gradients
+from scent_lightning.optim import RowSparseSGD, average_sparse_gradient, clip_gradients
+from tests.helpers import in_two_processes
 
 
 def batches(steps=12, rows=9):
@@ -112,6 +113,29 @@ def test_clipping_equals_torchs_on_the_dense_gradient(by, limit):
         torch.nn.utils.clip_grad_value_([dense, other], limit)
     torch.testing.assert_close(sparse.grad.to_dense(), dense.grad)
     torch.testing.assert_close(extra.grad, other.grad)
+
+
+def _averaged(rank):
+    weight = start()
+    rows, factors = list(batches())[rank]
+    rows, factors = rows[: 3 - rank], factors[: 3 - rank]  # the ranks touch different numbers of rows
+    loss_of(weight, rows, factors, sparse=True).backward()
+    average_sparse_gradient(weight)
+    gradient = weight.grad.coalesce()
+    return gradient.indices().tolist(), gradient.values().tolist()
+
+
+def test_average_over_processes(tmp_path):
+    first, second = in_two_processes(_averaged, tmp_path)
+    assert first == second
+    expected = torch.zeros(9, 4)
+    for rank in range(2):
+        weight = start()
+        rows, factors = list(batches())[rank]
+        loss_of(weight, rows[: 3 - rank], factors[: 3 - rank], sparse=False).backward()
+        expected += weight.grad / 2
+    found = torch.sparse_coo_tensor(torch.tensor(first[0]), torch.tensor(first[1]), (9, 4)).to_dense()
+    torch.testing.assert_close(found, expected)
 
 
 def test_closure():

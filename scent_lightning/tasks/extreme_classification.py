@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import GradClipAlgorithmType, rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.optim.lr_scheduler import CosineAnnealingLR
@@ -20,7 +20,7 @@ from scent_lightning.duals.variable import Placement
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Negatives
-from scent_lightning.optim import RowSparseSGD, clip_gradients
+from scent_lightning.optim import RowSparseSGD, average_sparse_gradient, clip_gradients
 
 __all__ = ["ExtremeClassificationTask"]
 
@@ -46,7 +46,8 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
     the softmax cross-entropy) at logging steps, and for validation and test the exact ``…/cross_entropy``, ``…/top1``
     and ``…/top5`` over all K classes, worked out in chunks of classes. ``predict`` gives the most probable classes.
 
-    One process only, so far, for sampled negatives: their sparse gradients do not pass through DDP.
+    In a distributed run the class weights' sparse gradient is kept from DDP and exchanged row by row; in-batch
+    negatives are those of each process's own share of the batch.
 
     Args:
         num_features: number of features D; the command line takes it from the data module.
@@ -121,6 +122,7 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
         self.head = ClassSampledLinear(num_features, num_classes, negatives, num_negatives, normalize, scale)
         self.top_k = min(top_k, num_classes)
         self.add_dual(_ANCHOR, num_anchors, dual, placement=dual_placement)
+        self.ddp_placeholder: nn.Parameter | None = None
         self.skipped_batches = 0
         self.stage_metrics = nn.ModuleDict(
             {
@@ -136,12 +138,40 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
     # ---------------------------------------------------------------- training
 
     def setup(self, stage: str) -> None:
-        """Refuse what would train wrongly."""
-        if stage == "fit" and self.trainer.world_size > 1 and self.head.negatives != "all":
-            raise InputError(
-                f"negatives={self.head.negatives!r} trains in one process only, and this run has "
-                f"{self.trainer.world_size}; use trainer.devices=1"
-            )
+        """Keep the class weights from DDP, which has no way to send a sparse gradient."""
+        if stage != "fit" or self.trainer.world_size == 1 or self.head.negatives == "all":
+            return
+        if "head.weight" not in self._ddp_params_and_buffers_to_ignore:
+            self._ddp_params_and_buffers_to_ignore.append("head.weight")
+        others = [name for name, p in self.named_parameters() if p.requires_grad and name != "head.weight"]
+        if not others:
+            # DDP refuses a module without a parameter of its own to send.
+            self.ddp_placeholder = nn.Parameter(torch.zeros((), device=self.device))
+
+    def on_fit_start(self) -> None:
+        """All processes start from the first one's class weights."""
+        super().on_fit_start()
+        if self._exchanges_rows():
+            torch.distributed.broadcast(self.head.weight.data, src=0)
+
+    def _exchanges_rows(self) -> bool:
+        return self.trainer.world_size > 1 and self.head.negatives != "all"
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Average the class weights' sparse gradient over the processes."""
+        if self._exchanges_rows() and self.head.weight.grad is not None:
+            average_sparse_gradient(self.head.weight)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """A checkpoint does not depend on the number of processes."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["state_dict"].pop("ddp_placeholder", None)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Nor does a model need it to."""
+        super().on_load_checkpoint(checkpoint)
+        if self.ddp_placeholder is not None:
+            checkpoint["state_dict"]["ddp_placeholder"] = torch.zeros(())
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν at the batch's rows and return the dual objective."""
@@ -150,6 +180,8 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
         if scores.shape[1] < 2 and self.head.negatives == "in_batch":
             self._count_skipped(labels)
         loss = self.entropic_risk(_ANCHOR, scores, index, mask)
+        if self.ddp_placeholder is not None:
+            loss = loss + 0 * self.ddp_placeholder
         if self._trainer is not None and self._logs_now():
             self.log("train/loss", loss, prog_bar=True)
             step = cast(DualVariable, self.duals[_ANCHOR]).last_step
@@ -248,7 +280,7 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Row-sparse SGD, or the optimiser given, with the learning-rate schedule."""
-        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        parameters = [p for p in self.parameters() if p.requires_grad and p is not self.ddp_placeholder]
         if self.optimizer is not None:
             optimizer = self.optimizer(parameters)
         else:
@@ -270,4 +302,5 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
         """Clip by norm or by value, sparse gradients included."""
         if gradient_clip_val is not None:
             parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-            clip_gradients(parameters, gradient_clip_val, by=str(gradient_clip_algorithm or "norm"))
+            algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
+            clip_gradients(parameters, gradient_clip_val, by=algorithm.value)

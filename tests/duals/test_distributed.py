@@ -1,35 +1,13 @@
 """Two gloo processes: one table, and the same as one process with the whole batch."""
 
-import copy
-
 import lightning as L
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from scent_lightning.duals import BSGD, SCENT, SOX, DualDivergenceError, DualVariable, SoftplusASGD
-from tests.helpers import SoftmaxData, SoftmaxTask, quiet_trainer
+from tests.helpers import SoftmaxData, SoftmaxTask, ddp_trainer, in_two_processes, under_two_trainers
 
-WORLD = 2
 UPDATES = [SCENT(0.5), SOX(0.4), BSGD(), SoftplusASGD(0.2, 1e-3)]
-
-
-def _start(rank, rendezvous, work, results):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
-    try:
-        results[rank] = work(rank)
-    finally:
-        dist.destroy_process_group()
-
-
-def in_two_processes(work, tmp_path):
-    """What ``work(rank)`` gives in each of two processes."""
-    with mp.Manager() as manager:
-        results = manager.dict()
-        mp.spawn(_start, (tmp_path / "rendezvous", work, results), nprocs=WORLD)
-        return [results[rank] for rank in range(WORLD)]
 
 
 def batches(steps=6, rows=8, anchors=12):
@@ -109,42 +87,17 @@ def test_a_fault_in_one_rank_stops_all_and_writes_nothing(tmp_path):
     assert second_kept
 
 
-def _fit(rank, port, folder, results):
-    import os
-
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": str(rank), "LOCAL_RANK": "0"}
-    os.environ |= {"WORLD_SIZE": str(WORLD), "GROUP_RANK": str(rank), "RANK": str(rank)}
-    torch.set_num_threads(1)
+def _fit(rank):
     L.seed_everything(3, verbose=False)
     data = SoftmaxData(rows=21, batch_size=4)  # 21 rows do not divide by 2: the sampler repeats one
     task = SoftmaxTask(data.num_anchors, SOX(0.5))
-    if rank == 1:
-        task.duals["nu"].nu[0] = 123.0  # not broadcast: dual tables are not DDP's business
-        task.duals["nu"].nu[0] = 0.0
-    trainer = quiet_trainer(
-        max_epochs=3, strategy="ddp", num_nodes=WORLD, devices=1, limit_val_batches=0, plugins=_environment()
-    )
-    trainer.fit(task, data)
-    results[rank] = copy.deepcopy({key: value.tolist() for key, value in task.state_dict().items()})
-
-
-def _environment():
-    from lightning.fabric.plugins.environments import LightningEnvironment
-
-    return [LightningEnvironment()]
+    ddp_trainer(max_epochs=3, limit_val_batches=0).fit(task, data)
+    return {key: value.tolist() for key, value in task.state_dict().items()}
 
 
 @pytest.mark.slow
-def test_trainer_with_ddp(tmp_path):
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with mp.Manager() as manager:
-        results = manager.dict()
-        mp.spawn(_fit, (port, tmp_path, results), nprocs=WORLD)
-        first, second = results[0], results[1]
+def test_trainer_with_ddp():
+    first, second = under_two_trainers(_fit)
     assert first == second
     assert all(first["duals.nu.visited"])
     assert len(set(first["duals.nu.nu"])) > 10

@@ -1,6 +1,10 @@
 """Extreme classification against the exact softmax."""
 
 import math
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
 
 import lightning as L
 import pytest
@@ -11,13 +15,17 @@ from scent_lightning.data import IndexedTensorDataset, batch_loader
 from scent_lightning.duals import BSGD, SCENT, SOX
 from scent_lightning.errors import InputError
 from scent_lightning.tasks import ExtremeClassificationTask
-from tests.helpers import quiet_trainer
+from tests.helpers import ddp_trainer, quiet_trainer, under_two_trainers
 
 K, D, N = 30, 8, 600
 
 
 @pytest.fixture(scope="module")
 def dataset():
+    return rows_and_labels()
+
+
+def rows_and_labels():
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, K, (N,), generator=generator)
     centres = torch.randn(K, D, generator=generator)
@@ -197,6 +205,37 @@ def test_precision(dataset, precision):
     quiet_trainer(max_epochs=2, precision=precision).fit(task, batch_loader(dataset, 30, True))
     assert task.duals["nu"].nu.dtype == torch.float32
     assert task.duals["nu"].visited.all()
+
+
+class Halves(L.LightningDataModule):
+    def train_dataloader(self):
+        return batch_loader(rows_and_labels(), 15, True, self.trainer.world_size, self.trainer.global_rank)
+
+
+def _fit(rank, backbone):
+    L.seed_everything(rank, verbose=False)  # different starts: the first process's counts
+    options = {"backbone": torch.nn.Linear(D, D)} if backbone else {}
+    task = task_of(negatives="uniform", num_negatives=16, normalize=True, scale=8.0, momentum=0.5, lr=0.2, **options)
+    trainer = ddp_trainer(max_epochs=6)
+    trainer.fit(task, Halves())
+    folder = Path(tempfile.gettempdir()) / f"scent_xc_{os.getppid()}.ckpt"
+    trainer.save_checkpoint(folder)
+    trainer.strategy.barrier()
+    names = set(torch.load(folder, weights_only=True)["state_dict"])
+    trainer.strategy.barrier()
+    folder.unlink(missing_ok=True)
+    state = {key: value.tolist() for key, value in task.state_dict().items() if key != "ddp_placeholder"}
+    return state, names, exact(task, rows_and_labels())[0].mean().item()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", [False, True])
+def test_two_processes_hold_the_same_weights_and_table(backbone):
+    (first, names, loss), (second, _, _) = under_two_trainers(partial(_fit, backbone=backbone))
+    assert first == second
+    assert all(first["duals.nu.visited"])
+    assert loss < 0.5 * math.log(K)
+    assert names == set(task_of(**({"backbone": torch.nn.Linear(D, D)} if backbone else {})).state_dict())
 
 
 @pytest.mark.parametrize(
