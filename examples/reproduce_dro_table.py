@@ -15,13 +15,11 @@ printed and a figure of the gaps is drawn.
 from __future__ import annotations
 
 import argparse
-import csv
 import logging
 import math
 import statistics
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ import lightning as L
 import numpy as np
 import torch
 import yaml
-from tqdm import tqdm
+from resumable import read_rows, run_missing
 
 from scent_lightning.data import TabularRegressionDataModule
 from scent_lightning.duals import DualUpdate
@@ -92,7 +90,7 @@ def temperature(cell: str) -> float:
     return float(cell.rpartition("tau")[2])
 
 
-def run(cell: str, method: str, seed: int, epochs: int, data_dir: str | None) -> dict[str, Any]:
+def run(cell: str, method: str, seed: int, epochs: int, data_dir: str | None) -> list[dict[str, Any]]:
     """Train once and give the objective over the training set."""
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -120,7 +118,8 @@ def run(cell: str, method: str, seed: int, epochs: int, data_dir: str | None) ->
     except DualDivergenceError:
         objective = DIVERGED
     seconds = round(time.perf_counter() - start, 1)
-    return {"cell": cell, "method": method, "seed": seed, "epochs": epochs, "objective": objective, "seconds": seconds}
+    row = {"cell": cell, "method": method, "seed": seed, "epochs": epochs, "objective": objective, "seconds": seconds}
+    return [row]
 
 
 def optimum(cell: str, data_dir: str | None) -> float:
@@ -156,17 +155,6 @@ def optimum(cell: str, data_dir: str | None) -> float:
         weights = weights - step * direction
         value, residual, probability = objective(weights)
     return float(value)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """Runs that are done."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return [
-            {**row, "seed": int(row["seed"]), "epochs": int(row["epochs"]), "objective": float(row["objective"])}
-            for row in csv.DictReader(file)
-        ]
 
 
 def table(runs: list[dict[str, Any]], optima: dict[str, float], methods: list[str]) -> str:
@@ -227,9 +215,8 @@ def main() -> None:
         "--out", type=Path, default=Path("runs/dro_table"), help="folder of the CSV file and the figure"
     )
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / "runs.csv"
-    done = {(row["cell"], row["method"], row["seed"], row["epochs"]) for row in read(path)}
+    done = {(row["cell"], row["method"], row["seed"], row["epochs"]) for row in read_rows(path)}
     todo = [
         (cell, method, seed)
         for seed in arguments.seeds
@@ -237,17 +224,8 @@ def main() -> None:
         for method in arguments.methods
         if (cell, method, seed, arguments.epochs) not in done
     ]
-    with ProcessPoolExecutor(arguments.workers) as pool:
-        jobs = [pool.submit(run, *job, arguments.epochs, arguments.data_dir) for job in todo]
-        for job in tqdm(as_completed(jobs), total=len(jobs), desc="runs", disable=not jobs):
-            row = job.result()
-            new = not path.exists()
-            with path.open("a", newline="") as file:
-                writer = csv.DictWriter(file, row)
-                if new:
-                    writer.writeheader()
-                writer.writerow(row)
-    wanted = [row for row in read(path) if row["seed"] in arguments.seeds and row["epochs"] == arguments.epochs]
+    run_missing(run, [(*job, arguments.epochs, arguments.data_dir) for job in todo], path, arguments.workers)
+    wanted = [row for row in read_rows(path) if row["seed"] in arguments.seeds and row["epochs"] == arguments.epochs]
     optima = {cell: optimum(cell, arguments.data_dir) for cell in arguments.cells}
     print(f"mean (deviation) over seeds {arguments.seeds}, published mean in brackets")
     print(table(wanted, optima, list(arguments.methods)))

@@ -1,0 +1,173 @@
+"""Compare the six dual updates on extreme classification: cross-entropy against epochs, as in the paper's figure.
+
+The data are a folder that FeatureDataModule reads, made for the CJK glyphs (20,902 classes, 250,824 rows of 64
+features): 20 epochs, batches of 128, in-batch negatives, cosine learning rate, each method at the settings that SETTINGS
+tells, which were tuned on the same data. After every epoch the exact softmax cross-entropy and top-1 accuracy over all
+classes are taken on fixed random training and validation rows.
+
+Results go to a CSV file as the runs end; runs that are in it are not run again. At the end a table is printed and a
+figure drawn.
+
+    python examples/compare_xc.py --path data/glyphs --workers 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from resumable import read_rows, run_missing
+from torch import Tensor
+
+from scent_lightning.data import FeatureDataModule
+from scent_lightning.duals import DualUpdate
+from scent_lightning.errors import DualDivergenceError
+from scent_lightning.tasks import ExtremeClassificationTask
+
+# Learning rate and dual update of each method, and what was tried beside it.
+SETTINGS: dict[str, tuple[float, dict[str, Any], str]] = {
+    "BSGD": (100.0, {}, ""),
+    "ASGD": (30.0, {"alpha": 1.0, "schedule": "cosine"}, ""),
+    "SoftplusASGD": (30.0, {"alpha": 1.0, "rho": 1e-3, "schedule": "cosine"}, ""),
+    "UMax": (100.0, {"alpha": 1.0, "delta": 1.0, "schedule": "cosine"}, ""),
+    "SOX": (100.0, {"gamma": 0.8}, ""),
+    "SCENT": (300.0, {"log_alpha": 14.0, "max_log_weight": 1.0}, ""),
+}
+CURVE_ROWS, FINAL_ROWS = 2000, 8000
+
+
+class Curve(L.Callback):
+    """Exact cross-entropy and top-1 accuracy on fixed rows, after every epoch."""
+
+    def __init__(self, rows: dict[str, tuple[Tensor, Tensor]]) -> None:
+        self.rows = rows
+        self.found: list[dict[str, Any]] = []
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, ExtremeClassificationTask)
+        last = trainer.current_epoch + 1 == trainer.max_epochs
+        row: dict[str, Any] = {"epoch": trainer.current_epoch + 1}
+        for split, (features, labels) in self.rows.items():
+            count = FINAL_ROWS if last else CURVE_ROWS
+            with torch.no_grad():
+                cross_entropy, rank = pl_module.exact_cross_entropy(features[:count], labels[:count])
+            row |= {
+                f"{split}_cross_entropy": cross_entropy.mean().item(),
+                f"{split}_top1": (rank < 1).double().mean().item(),
+            }
+        self.found.append(row)
+
+
+def fixed_rows(path: str, split: str) -> tuple[Tensor, Tensor]:
+    """The same random rows of a split every time."""
+    features = np.load(f"{path}/{split}/features.npy", mmap_mode="r")
+    labels = np.load(f"{path}/{split}/labels.npy", mmap_mode="r")
+    chosen = np.random.default_rng(0).permutation(len(labels))[:FINAL_ROWS]
+    return torch.from_numpy(features[chosen].astype(np.float32)), torch.from_numpy(labels[chosen].astype(np.int64))
+
+
+def run(
+    method: str, seed: int, epochs: int, path: str, lr: float | None = None, arguments: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Train once; a row for each epoch."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    L.seed_everything(seed, verbose=False)
+    tuned_lr, tuned, _ = SETTINGS[method]
+    config = {"class_path": method, "init_args": tuned if arguments is None else arguments}
+    data = FeatureDataModule(path, batch_size=128)
+    task = ExtremeClassificationTask(
+        data.num_features, data.num_classes, data.num_anchors, DualUpdate.from_config(config), lr=lr or tuned_lr
+    )
+    curve = Curve({split: fixed_rows(path, split) for split in ("train", "val")})
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[curve],
+    )
+    try:
+        trainer.fit(task, datamodule=data)
+    except DualDivergenceError:
+        names = [f"{split}_{name}" for split in ("train", "val") for name in ("cross_entropy", "top1")]
+        curve.found.append({"epoch": epochs, **dict.fromkeys(names, float("nan"))})
+    return [{"method": method, "seed": seed, "epochs": epochs, **row} for row in curve.found]
+
+
+def table(rows: list[dict[str, Any]], methods: list[str], epochs: int) -> str:
+    """Means over the seeds after the last epoch, as a Markdown table."""
+    names = ("train_cross_entropy", "train_top1", "val_cross_entropy", "val_top1")
+    lines = ["| method | " + " | ".join(name.replace("_", " ") for name in names) + " | settings |"]
+    lines.append("| --- |" + " --- |" * (len(names) + 1))
+    for method in methods:
+        final = [row for row in rows if row["method"] == method and row["epoch"] == epochs]
+        means = [statistics.mean(row[name] for row in final) for name in names]
+        lr, arguments, _ = SETTINGS[method]
+        settings = ", ".join([f"lr {lr:g}", *(f"{name} {value}" for name, value in arguments.items())])
+        lines.append(f"| {method} | " + " | ".join(f"{mean:.3f}" for mean in means) + f" | {settings} |")
+    return "\n".join(lines)
+
+
+def figure(rows: list[dict[str, Any]], methods: list[str], path: Path) -> None:
+    """Cross-entropy against epochs, training and validation."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    for panel, split in zip(panels, ("train", "val"), strict=True):
+        for method in methods:
+            mine = [row for row in rows if row["method"] == method]
+            epochs = sorted({row["epoch"] for row in mine})
+            means = [statistics.mean(r[f"{split}_cross_entropy"] for r in mine if r["epoch"] == e) for e in epochs]
+            panel.plot(epochs, means, label=method, marker="o", markersize=3)
+        panel.set_yscale("log")
+        panel.set_xlabel("epoch")
+        panel.set_title({"train": "training rows", "val": "validation rows"}[split])
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("softmax cross-entropy")
+    panels[1].legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--path", default="data/glyphs", help="folder with train and val (data/glyphs)")
+    parser.add_argument("--methods", nargs="+", default=list(SETTINGS), choices=list(SETTINGS), help="which (all)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="seeds (0)")
+    parser.add_argument("--epochs", type=int, default=20, help="epochs of a run (20)")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time, one thread each (1)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/compare_xc"), help="folder of the CSV file and the figure"
+    )
+    arguments = parser.parse_args()
+    path = arguments.out / "runs.csv"
+    done = {(row["method"], row["seed"], row["epochs"]) for row in read_rows(path)}
+    todo = [
+        (method, seed, arguments.epochs, arguments.path)
+        for seed in arguments.seeds
+        for method in arguments.methods
+        if (method, seed, arguments.epochs) not in done
+    ]
+    run_missing(run, todo, path, arguments.workers)
+    rows = [r for r in read_rows(path) if r["seed"] in arguments.seeds and r["epochs"] == arguments.epochs]
+    print(table(rows, arguments.methods, arguments.epochs))
+    figure(rows, arguments.methods, arguments.out / "cross_entropy.png")
+    print(f"runs: {path}\nfigure: {arguments.out / 'cross_entropy.png'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Many runs in a few processes, each written to a CSV file when it ends: shared by the scripts of this folder."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of the CSV file, numbers as numbers; none if there is no file."""
+    if not path.exists():
+        return []
+
+    def number(text: str) -> Any:
+        for kind in (int, float):
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+        return text
+
+    with path.open(newline="") as file:
+        return [{name: number(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+
+def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Add rows to the CSV file, with a header if it is new."""
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def run_missing(
+    run: Callable[..., list[dict[str, Any]]], jobs: Iterable[tuple[Any, ...]], path: Path, workers: int
+) -> None:
+    """Call ``run`` with each of ``jobs`` in ``workers`` processes and append the rows it gives, as they come."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(workers) as pool:
+        running = [pool.submit(run, *job) for job in jobs]
+        for job in tqdm(as_completed(running), total=len(running), desc="runs", disable=not running):
+            append_rows(path, job.result())
