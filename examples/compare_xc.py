@@ -1,9 +1,9 @@
 """Compare the six dual updates on extreme classification: cross-entropy against epochs, as in the paper's figure.
 
 The data are a folder that FeatureDataModule reads, made for the CJK glyphs (20,902 classes, 250,824 rows of 64
-features): 20 epochs, batches of 128, in-batch negatives, cosine learning rate, each method at the settings that SETTINGS
-tells, which were tuned on the same data. After every epoch the exact softmax cross-entropy and top-1 accuracy over all
-classes are taken on fixed random training and validation rows.
+features): 20 epochs, batches of 128, in-batch negatives, cosine learning rate, each method at its SETTINGS, which were
+tuned on the same data. After every epoch the exact softmax cross-entropy and top-1 accuracy over all classes are taken
+on fixed random training and validation rows.
 
 Results go to a CSV file as the runs end; runs that are in it are not run again. At the end a table is printed and a
 figure drawn.

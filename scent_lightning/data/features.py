@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import pickle
 import re
 import warnings
@@ -22,6 +23,7 @@ from scent_lightning.errors import InputError
 
 __all__ = ["FeatureDataModule", "SyntheticFeatureDataModule"]
 
+RELEASE_EVERY = 32
 Array = npt.NDArray[Any]
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -115,6 +117,16 @@ def _open(folder: Path, name: str) -> tuple[Array, Path]:
     return array, path
 
 
+def _release(array: Array) -> None:
+    """Let go of the pages that a memory map has read: they stay in the system's cache, not in this process.
+
+    Each row that is read maps its neighbourhood as well, so that a long run would come to hold the whole file.
+    """
+    mapped = getattr(array, "_mmap", None)
+    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
 class _FileSplit(_Split):
     """The rows of a split's folder, gathered from the memory map batch by batch.
 
@@ -141,6 +153,7 @@ class _FileSplit(_Split):
             )
         if len(self.labels) == 0:
             raise InputError(f"split {folder.name!r} is empty: {self.path} has no rows")
+        self._fetches = 0
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Path]]:
         # A loader process maps the files itself: pickled, a memory map would be copied whole.
@@ -164,6 +177,9 @@ class _FileSplit(_Split):
                     f"features of split {self.folder.name!r} are NaN or infinite in row {bad[0]} (counted from 0) "
                     f"of {self.path}"
                 )
+        self._fetches += 1
+        if self._fetches % RELEASE_EVERY == 0:
+            _release(self.features)
         return features, np.asarray(self.labels[index], dtype=np.int64)
 
     def check_labels(self, num_classes: int | None) -> int:

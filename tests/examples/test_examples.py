@@ -48,6 +48,35 @@ def test_trainer_overhead_prints_its_figures(tmp_path):
 
 
 @pytest.mark.slow
+def test_extreme_classification_benchmarks_print_their_figures(tmp_path):
+    few = ["--steps", 20, "--dense-steps", 4, "--classes", 1000, 3000]
+    figures = json.loads(script(tmp_path, "benchmarks/xc_step.py", *few).strip().splitlines()[-1])
+    assert set(figures) == {"dense_over_sparse", "flatness", "peak_extra_gb"}
+    assert set(figures["dense_over_sparse"]) == {"1000", "3000"}
+    output = script(tmp_path, "benchmarks/xc_memory_map.py", "--rows", 20_000, "--steps", 40)
+    figures = json.loads(output.strip().splitlines()[-1])
+    assert set(figures) == {"first_batch_s", "peak_extra_gb"}
+
+
+@pytest.mark.slow
+def test_comparison_on_classes(tmp_path):
+    generator = np.random.default_rng(0)
+    centres = generator.standard_normal((40, 8))
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        labels = generator.integers(40, size=1000)
+        rows = centres[labels] + 0.3 * generator.standard_normal((1000, 8))
+        np.save(tmp_path / split / "features.npy", rows.astype(np.float16))
+        np.save(tmp_path / split / "labels.npy", labels)
+    arguments = ["--path", tmp_path, "--epochs", 2, "--methods", "BSGD", "SOX", "--out", tmp_path / "out"]
+    script(tmp_path, "compare_xc.py", *arguments)
+    output = script(tmp_path, "compare_xc.py", *arguments)
+    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 5
+    assert "| SOX |" in output
+    assert (tmp_path / "out" / "cross_entropy.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
 def test_table_is_resumable_and_its_optimum_exact(tmp_path, data_dir):
     arguments = ["--cells", "abalone_tau5.0", "--methods", "BSGD", "SCENT", "--epochs", 2, "--out", tmp_path]
     arguments += ["--data-dir", data_dir, "--seeds"]

@@ -2,6 +2,8 @@
 
 import math
 import os
+import subprocess
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -54,6 +56,25 @@ def test_evaluation_equals_torchs_cross_entropy(dataset, options, chunk):
     for k in (1, 5):
         hits = (logits.topk(k, dim=1).indices == labels.unsqueeze(1)).any(dim=1).double().mean().item()
         assert found[f"test/top{k}"] == pytest.approx(hits)
+
+
+@pytest.mark.slow
+def test_evaluation_memory_at_360_thousand_classes():
+    """A batch of 512 rows against 360,232 classes: at most 1.5 GB beyond the weights."""
+    code = """
+import resource, torch
+from scent_lightning.duals import BSGD
+from scent_lightning.tasks import ExtremeClassificationTask
+task = ExtremeClassificationTask(512, 360_232, 10, BSGD())
+torch.nn.init.normal_(task.head.weight)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with torch.no_grad():
+    loss, rank = task.exact_cross_entropy(torch.randn(512, 512), torch.randint(360_232, (512,)))
+assert torch.isfinite(loss).all()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / 1e9)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.5
 
 
 def test_equal_logits_do_not_count_as_right(dataset):
