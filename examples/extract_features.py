@@ -1,4 +1,4 @@
-"""Turn images into the files that FeatureDataModule reads: OUT/SPLIT/features.npy and OUT/SPLIT/labels.npy.
+r"""Turn images into the files that FeatureDataModule reads: OUT/SPLIT/features.npy and OUT/SPLIT/labels.npy.
 
 The images are a folder with a folder per class, a data set of torchvision, or the shards of a web data set. The
 backbone is a classifier of torchvision without its last linear layer, or the image tower of open_clip, each with the
