@@ -11,6 +11,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn import functional as F
 
 from scent_lightning.data import IndexedTensorDataset, batch_loader
@@ -218,6 +219,30 @@ def test_backbone_and_checkpoint(dataset, tmp_path):
     loaded = ExtremeClassificationTask.load_from_checkpoint(tmp_path / "a.ckpt", backbone=torch.nn.Linear(D, D))
     assert torch.equal(loaded.head.weight, task.head.weight)
     assert torch.equal(loaded.duals["nu"].nu, task.duals["nu"].nu)
+
+
+def test_resumed_run_is_bit_identical(dataset, tmp_path):
+    def fit(folder, stop_after=None, resume=None):
+        L.seed_everything(1, verbose=False)
+        task = task_of(SCENT(2.0, schedule="cosine", max_log_weight=2.0), momentum=0.9, lr=0.1, negatives="in_batch")
+
+        class Stop(L.Callback):
+            def on_train_epoch_end(self, trainer, pl_module):
+                trainer.should_stop = trainer.current_epoch + 1 == stop_after
+
+        keep = ModelCheckpoint(folder, save_last=True, save_on_train_epoch_end=True)
+        trainer = quiet_trainer(max_epochs=4, enable_checkpointing=True, callbacks=[keep, Stop()])
+        trainer.fit(task, batch_loader(dataset, 30, True), ckpt_path=resume)
+        return task, trainer
+
+    whole, first = fit(tmp_path / "whole")
+    fit(tmp_path / "part", stop_after=2)
+    resumed, second = fit(tmp_path / "part", resume=tmp_path / "part" / "last.ckpt")
+    for key, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[key]), key
+    for key, value in first.optimizers[0].state_dict()["state"][0].items():
+        other = second.optimizers[0].state_dict()["state"][0][key]
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(other)), key
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "64-true"])
