@@ -123,37 +123,35 @@ def run(cell: str, method: str, seed: int, epochs: int, data_dir: str | None) ->
 
 
 def optimum(cell: str, data_dir: str | None) -> float:
-    """Least possible objective, by Newton's method with halving in float64."""
-    data = data_module(cell, data_dir)
-    data.setup("fit")
-    parts = [batch[:2] for batch in data.predict_dataloader()]
-    features = np.concatenate([part[0].double().numpy() for part in parts])
-    target = np.concatenate([part[1].double().numpy() for part in parts])
+    """Least possible objective by Newton's method with halving, from a large temperature down to the cell's."""
+    batches = [batch[:2] for batch in data_module(cell, data_dir).predict_dataloader()]
+    features, target = (np.concatenate([batch[i].double().numpy() for batch in batches]) for i in range(2))
     rows = np.hstack([features, np.ones((len(target), 1))])
-    tau = temperature(cell)
 
-    def objective(weights: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    def objective(weights: np.ndarray, tau: float) -> tuple[float, np.ndarray, np.ndarray]:
         residual = rows @ weights - target
         scores = residual**2 / tau
         probability = np.exp(scores - scores.max())
-        value = tau * (scores.max() + np.log(probability.mean()))
-        return value, residual, probability / probability.sum()
+        return tau * (scores.max() + np.log(probability.mean())), residual, probability / probability.sum()
 
     weights = np.linalg.lstsq(rows, target, rcond=None)[0]
-    value, residual, probability = objective(weights)
-    for _ in range(500):
-        first = rows * (2 * residual)[:, None]
-        gradient = probability @ first
-        hessian = 2 * (rows * probability[:, None]).T @ rows
-        hessian += ((first * probability[:, None]).T @ first - np.outer(gradient, gradient)) / tau
-        direction = np.linalg.solve(hessian, gradient)
-        if gradient @ direction < 1e-13:
-            break
-        step = 1.0
-        while step > 1e-12 and objective(weights - step * direction)[0] > value - 1e-4 * step * (gradient @ direction):
-            step /= 2
-        weights = weights - step * direction
-        value, residual, probability = objective(weights)
+    value = math.inf
+    for tau in temperature(cell) * 1.5 ** np.arange(20, -1, -1):
+        value, residual, probability = objective(weights, tau)
+        for _ in range(200):
+            first = rows * (2 * residual)[:, None]
+            gradient = probability @ first
+            hessian = 2 * (rows * probability[:, None]).T @ rows
+            hessian += ((first * probability[:, None]).T @ first - np.outer(gradient, gradient)) / tau
+            direction = np.linalg.solve(hessian + 1e-12 * np.trace(hessian) * np.eye(len(hessian)), gradient)
+            slope = gradient @ direction
+            if slope < 1e-13:
+                break
+            step = 1.0
+            while step > 1e-12 and objective(weights - step * direction, tau)[0] > value - 1e-4 * step * slope:
+                step /= 2
+            weights = weights - step * direction
+            value, residual, probability = objective(weights, tau)
     return float(value)
 
 
