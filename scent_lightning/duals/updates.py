@@ -29,6 +29,10 @@ def _number(name: str, value: float, allowed: str, ok: bool) -> float:
     return float(value)
 
 
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
 class DualUpdate:
     r"""Base class of the dual updates.
 
@@ -98,6 +102,13 @@ class DualUpdate:
             NotImplementedError: the update needs the scores themselves (see :attr:`needs_scores`).
         """
         raise NotImplementedError(f"{type(self).__name__} needs the scores, not only their log-mean-exp: call step")
+
+    def step_of_one(self, nu: float, log_mean: float, progress: float = 0.0) -> float | None:
+        """:meth:`step_from_log_mean` for a single anchor in plain numbers, or None where there is no such form.
+
+        An optional shortcut: with one anchor (a whole training set, say) the numbers are few and calls are what costs.
+        """
+        return None
 
     def guard(self, nu: Tensor, log_mean: Tensor) -> Tensor:
         r"""Raise ν to at least :math:`\ell` − ``max_log_weight``; ν itself where ``max_log_weight`` is None."""
@@ -190,6 +201,9 @@ class BSGD(DualUpdate):
     def step_from_log_mean(self, nu: Tensor, log_mean: Tensor, progress: float = 0.0) -> Tensor:  # noqa: D102
         return functional.wide(log_mean).clone()
 
+    def step_of_one(self, nu: float, log_mean: float, progress: float = 0.0) -> float:  # noqa: D102
+        return log_mean
+
 
 class SCENT(_ScheduledUpdate):
     r"""SCENT's stochastic proximal mirror descent step (Wei et al. 2026).
@@ -232,6 +246,12 @@ class SCENT(_ScheduledUpdate):
 
     def step_from_log_mean(self, nu: Tensor, log_mean: Tensor, progress: float = 0.0) -> Tensor:  # noqa: D102
         return functional.proximal_mirror_descent_step(nu, log_mean, self._log_alpha_at(progress))
+
+    def step_of_one(self, nu: float, log_mean: float, progress: float = 0.0) -> float:  # noqa: D102
+        log_alpha = self._log_alpha_at(progress)
+        if math.isinf(log_alpha):
+            return log_mean if log_alpha > 0 else nu
+        return nu + (_softplus(log_alpha + log_mean) - _softplus(log_alpha + nu))
 
     def step_sizes(self, progress: float = 0.0) -> dict[str, float]:  # noqa: D102
         return {"log_alpha": self._log_alpha_at(progress)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ from scent_lightning.functional import wide
 __all__ = ["DualStep", "DualVariable"]
 
 Placement = Literal["module", "cpu"]
+_CPU = torch.device("cpu")
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -61,7 +63,6 @@ class DualVariable(nn.Module):
         nu: shape ``(n,)``, float32; 0 where never visited.
         visited: shape ``(n,)``, bool.
         update: the :class:`DualUpdate`.
-        last_step: the latest committed :class:`DualStep`, for monitors; None before the first.
 
     Raises:
         InputError: ``num_anchors`` is not a positive integer, or ``placement`` is unknown.
@@ -97,7 +98,8 @@ class DualVariable(nn.Module):
         self.name = name
         self.update = update
         self.placement = placement
-        self.last_step: DualStep | None = None
+        self._last: DualStep | None = None
+        self._last_of_one: tuple[Any, ...] | None = None
         # Set when a state of another size was loaded: reading still works, training does not.
         self.loaded_anchors: int | None = None
         device = torch.device("cpu") if placement == "cpu" else None
@@ -150,7 +152,7 @@ class DualVariable(nn.Module):
         """Forget every ν: all anchors count as never visited."""
         self.nu.zero_()
         self.visited.zero_()
-        self.last_step = None
+        self._last = self._last_of_one = None
         self.loaded_anchors = None
 
     def check_index(self, index: Tensor, rows: int | None = None) -> Tensor:
@@ -217,6 +219,15 @@ class DualVariable(nn.Module):
             rows = exchange.checked(self._check_batch, scores, index, mask)
         else:
             rows = self._check_batch(scores, index, mask)
+            if (
+                mask is None
+                and scores.shape[0] == 1
+                and scores.shape[1] > 0
+                and scores.device == self.nu.device == _CPU
+            ):
+                loss = self._one_anchor(scores, rows, progress)
+                if loss is not None:
+                    return loss
         update = self.update
         counts = None if mask is None else mask.sum(dim=1)
         largest, shifted = functional.shift_by_largest(scores, mask)
@@ -237,6 +248,49 @@ class DualVariable(nn.Module):
         loss = mean_over_valid(objective, counts)
         self.commit(step, loss, objective, shifted.detach())
         return loss
+
+    def _one_anchor(self, scores: Tensor, rows: Tensor, progress: float) -> Tensor | None:
+        """:meth:`entropic_risk` of one row on the CPU in plain numbers: the same, in a quarter of the calls.
+
+        None where the update has no such form, or where something is not finite: the general way says what.
+        """
+        if type(self.update).objective is not DualUpdate.objective:
+            return None
+        values = functional.at_least_float32(scores)
+        row, largest = int(rows), values.detach().max().item()
+        shifted = values - largest
+        mean = shifted.exp().mean()
+        number = mean.item()
+        if not (math.isfinite(largest) and math.isfinite(shifted.detach().sum().item()) and number > 0):
+            return None
+        log_mean = largest + math.log(number)
+        table, visited = self.nu, self.visited
+        seen = visited[row].item()
+        before = table[row].item() if seen else log_mean
+        unguarded = self.update.step_of_one(before, log_mean, progress)
+        if unguarded is None:
+            return None
+        limit = self.update.max_log_weight
+        guarded = unguarded if limit is None else max(unguarded, log_mean - limit)
+        nu = ctypes.c_float(guarded).value
+        if not math.isfinite(nu) or largest - nu > 88.0:
+            return None
+        loss = mean * math.exp(largest - nu) + (nu - 1.0)
+        table.index_fill_(0, rows, nu)
+        if not seen:
+            visited.index_fill_(0, rows, True)
+        self.__dict__["_last_of_one"] = (rows, nu, before, log_mean, unguarded, progress)
+        return loss
+
+    @property
+    def last_step(self) -> DualStep | None:
+        """The latest committed :class:`DualStep`, for monitors; None before the first."""
+        if self._last_of_one is not None:
+            rows, nu, *numbers, progress = self._last_of_one
+            before, log_mean, unguarded = (torch.tensor([number], dtype=torch.float64) for number in numbers)
+            new = torch.tensor([nu])
+            return DualStep(rows, new, before, log_mean, unguarded, rows, new, log_mean, None, progress)
+        return self._last
 
     def _step_scores(self, scores: Tensor, mask: Tensor | None, progress: float, nu: Tensor) -> Tensor:
         return self.update.step(nu, scores, mask, progress)
@@ -335,7 +389,7 @@ class DualVariable(nn.Module):
             self.visited.index_fill_(0, step.all_rows, True)
         else:
             self.visited.index_copy_(0, step.all_rows, step.all_seen)
-        self.last_step = step
+        self._last, self._last_of_one = step, None
 
     def _check_batch(self, scores: Tensor, index: Tensor, mask: Tensor | None) -> Tensor:
         if not isinstance(scores, Tensor) or scores.ndim != 2 or not scores.is_floating_point():
@@ -389,7 +443,7 @@ class DualVariable(nn.Module):
         else:
             self.nu = self.nu.to(probe.device)
             self.visited = self.visited.to(probe.device)
-        self.last_step = None
+        self._last = self._last_of_one = None
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -402,7 +456,7 @@ class DualVariable(nn.Module):
             state_dict[f"{prefix}nu"] = loaded.float()
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.loaded_anchors = None
-        self.last_step = None
+        self._last = self._last_of_one = None
 
 
 def _sum(values: Tensor) -> Tensor:

@@ -320,6 +320,34 @@ def test_a_users_update_with_its_own_objective():
     assert loss.item() == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(
+    "update", [SCENT(-3.0, "cosine", max_log_weight=1.0), SCENT(math.inf), SCENT(-math.inf), BSGD()]
+)
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_one_anchor_in_plain_numbers_is_the_general_step(update, scale, dtype):
+    """A single row takes a shorter way; with a mask of True it takes the general one."""
+    short, general = DualVariable(3, update), DualVariable(3, update)
+    for step in range(5):
+        scores = scores_of(1, samples=7, seed=step, scale=scale).detach().to(dtype).requires_grad_()
+        losses = []
+        for variable, mask in ((short, None), (general, torch.ones(1, 7, dtype=torch.bool))):
+            try:
+                loss = variable.entropic_risk(scores, torch.tensor([2]), mask, progress=step / 5)
+            except DualDivergenceError:
+                loss = None
+            losses.append(loss)
+        assert (losses[0] is None) == (losses[1] is None)
+        if losses[0] is not None:
+            torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-5)
+            gradients = [torch.autograd.grad(loss, scores)[0] for loss in losses]
+            torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
+            for first, second in zip(short.last_step[:5], general.last_step[:5], strict=True):
+                torch.testing.assert_close(first.double(), second.double(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(short.nu, general.nu, rtol=1e-6, atol=1e-6)
+        assert torch.equal(short.visited, general.visited)
+
+
 def test_float64_scores_keep_their_precision():
     variable = filled(SCENT(0.0))
     loss = variable.entropic_risk(scores_of(2).double(), torch.tensor([0, 1]))
