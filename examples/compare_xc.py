@@ -132,7 +132,8 @@ def figure(rows: list[dict[str, Any]], methods: list[str], path: Path) -> None:
     for panel, split in zip(panels, ("train", "val"), strict=True):
         for method in methods:
             mine = [row for row in rows if row["method"] == method]
-            epochs = sorted({row["epoch"] for row in mine})
+            # The last epoch's figures are over more rows than the others'.
+            epochs = sorted({row["epoch"] for row in mine})[:-1]
             means = [statistics.mean(r[f"{split}_cross_entropy"] for r in mine if r["epoch"] == e) for e in epochs]
             panel.plot(epochs, means, label=method, marker="o", markersize=3)
         panel.set_yscale("log")
