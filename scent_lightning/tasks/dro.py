@@ -8,7 +8,6 @@ import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import BatchSampler, DataLoader
 from torchmetrics import MaxMetric, MeanSquaredError
 
@@ -16,6 +15,7 @@ from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.metrics.entropic_risk import EntropicRisk, check_tau
+from scent_lightning.tasks.training import logs_this_step, scheduled_optimizer
 
 __all__ = ["DRORegressionTask"]
 
@@ -208,14 +208,9 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
         features, target, _ = batch
         scores = (self.losses(self(features), target) / self.tau).unsqueeze(0)
         loss = self.tau * self.entropic_risk(_ANCHOR, scores, self.anchor)
-        if self._trainer is not None and self._logs_now():
+        if logs_this_step(self._trainer):
             self.log("train/loss", loss, prog_bar=True)
         return loss
-
-    def _logs_now(self) -> bool:
-        trainer: Any = self._trainer
-        every: int = trainer.log_every_n_steps
-        return every > 0 and (trainer.fit_loop.epoch_loop.global_step + 1) % every == 0
 
     def _evaluate(self, stage: str, batch: Batch) -> None:
         features, target, _ = batch
@@ -278,13 +273,7 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
             optimizer = torch.optim.SGD(
                 parameters, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
             )
-        if self.lr_schedule == "constant":
-            return optimizer
-        steps = self.trainer.estimated_stepping_batches
-        if steps == float("inf"):
-            raise InputError("lr_schedule 'cosine' needs to know how long the run is: set trainer.max_epochs")
-        scheduler = CosineAnnealingLR(optimizer, T_max=int(steps))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return scheduled_optimizer(self.trainer, optimizer, self.lr_schedule)
 
 
 def _again(loader: Any) -> Any:

@@ -12,7 +12,6 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import GradClipAlgorithmType, rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.functional import softplus
-from torch.optim.lr_scheduler import CosineAnnealingLR
 from torchmetrics import MeanMetric
 
 from scent_lightning.duals import DualUpdate, DualVariable, DualVariableMixin
@@ -21,6 +20,7 @@ from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Negatives
 from scent_lightning.optim import RowSparseSGD, average_sparse_gradient, clip_gradients
+from scent_lightning.tasks.training import logs_this_step, scheduled_optimizer
 
 __all__ = ["ExtremeClassificationTask"]
 
@@ -182,7 +182,7 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
         loss = self.entropic_risk(_ANCHOR, scores, index, mask)
         if self.ddp_placeholder is not None:
             loss = loss + 0 * self.ddp_placeholder
-        if self._trainer is not None and self._logs_now():
+        if logs_this_step(self._trainer):
             self.log("train/loss", loss, prog_bar=True)
             step = cast(DualVariable, self.duals[_ANCHOR]).last_step
             if step is not None:
@@ -197,11 +197,6 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
                 "skipped; further ones are counted in skipped_batches (larger batches, a shuffled data set or "
                 "negatives='uniform' avoid them)"
             )
-
-    def _logs_now(self) -> bool:
-        trainer: Any = self._trainer
-        every: int = trainer.log_every_n_steps
-        return every > 0 and (trainer.fit_loop.epoch_loop.global_step + 1) % every == 0
 
     # ---------------------------------------------------------------- evaluation
 
@@ -285,13 +280,7 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
             optimizer = self.optimizer(parameters)
         else:
             optimizer = RowSparseSGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        if self.lr_schedule == "constant":
-            return optimizer
-        steps = self.trainer.estimated_stepping_batches
-        if steps == float("inf"):
-            raise InputError("lr_schedule 'cosine' needs to know how long the run is: set trainer.max_epochs")
-        scheduler = CosineAnnealingLR(optimizer, T_max=int(steps))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return scheduled_optimizer(self.trainer, optimizer, self.lr_schedule)
 
     def configure_gradient_clipping(
         self,
