@@ -13,9 +13,11 @@ half precision.
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid, softplus
 
 __all__ = [
@@ -25,17 +27,19 @@ __all__ = [
     "guard",
     "log_mean_exp",
     "log_mean_exp_from",
-    "mean_exp",
+    "mean_over",
     "proximal_mirror_descent_step",
     "shift_by_largest",
     "softplus_asgd_step",
     "softplus_objective",
     "sox_step",
     "umax_step",
+    "with_gradient",
 ]
 
-# Its exponential is 0 in float32 and in float64.
-_EXP_IS_ZERO = -1000.0
+# Stands in for a score that does not count: below every real score, and its exponential is 0. Finite, because the
+# exponential of −inf is many times slower, as is one that is 0 for a smaller number's sake only.
+_NO_SCORE = -1e30
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
@@ -55,16 +59,17 @@ def at_least_float32(scores: Tensor) -> Tensor:
     return scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
 
 
-def shift_by_largest(scores: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def shift_by_largest(scores: Tensor, mask: Tensor | None = None, may_be_empty: bool = True) -> tuple[Tensor, Tensor]:
     r"""Largest valid score :math:`M_i` of each row, and the scores minus it.
 
-    Together with :func:`mean_exp` this is the one exponential of a step: the log-mean-exp and the exponential objective
+    Together with :func:`mean_over` this is the one exponential of a step: log-mean-exp and exponential objective
     follow from it with ``(B,)`` numbers, see :func:`log_mean_exp_from` and :func:`exponential_objective_from`.
 
     Args:
         scores: shape ``(B, m)``, any floating dtype; half precision is raised to float32.
         mask: bool, shape ``(B, m)``, True where a sample counts; None means all do. Values under a False are ignored,
             NaN and infinity included, and get a zero gradient.
+        may_be_empty: False if it is known that every row has a valid sample.
 
     Returns:
         :math:`M`, shape ``(B,)``, detached, −inf for a row without a valid sample; and :math:`S - M`, shape ``(B, m)``,
@@ -77,31 +82,61 @@ def shift_by_largest(scores: Tensor, mask: Tensor | None = None) -> tuple[Tensor
     if mask is None:
         largest = values.detach().amax(dim=1)
         return largest, values - largest.unsqueeze(1)
-    largest = values.detach().masked_fill(~mask, -math.inf).amax(dim=1)
-    shift = largest.masked_fill(largest == -math.inf, 0.0).unsqueeze(1)
-    # where() and not a product: the gradient of an invalid entry must be exactly zero, NaN or not. The exponential of
-    # a finite number is many times faster than that of −inf.
-    return largest, torch.where(mask, values - shift, _EXP_IS_ZERO)
+    # where() and not a product: the gradient of an invalid entry must be exactly zero, NaN or not.
+    values = torch.where(mask, values, _NO_SCORE)
+    largest = values.detach().amax(dim=1)
+    if not may_be_empty:
+        return largest, values - largest.unsqueeze(1)
+    empty = largest == _NO_SCORE
+    return largest.masked_fill(empty, -math.inf), values - largest.masked_fill(empty, 0.0).unsqueeze(1)
 
 
-def mean_exp(shifted: Tensor, counts: Tensor | None = None) -> Tensor:
-    """Mean of the exponentials of :func:`shift_by_largest`'s second result.
+def mean_over(exponentials: Tensor, counts: Tensor | int) -> Tensor:
+    """Mean over the samples that count of exp(:func:`shift_by_largest`'s second result).
 
     Args:
-        shifted: shape ``(B, m)``.
-        counts: number of valid samples of each row, shape ``(B,)``; None means all m.
+        exponentials: shape ``(B, m)``, 0 where a sample does not count.
+        counts: number of valid samples of each row, shape ``(B,)``, or one number for all.
 
     Returns:
         Shape ``(B,)``, carrying the gradient; 0 for a row without a valid sample.
     """
-    if counts is None and shifted.shape[1] > 0:
-        return shifted.exp().mean(dim=1)
-    total = shifted.exp().sum(dim=1)
-    return total if counts is None else total / counts.clamp(min=1)
+    total = exponentials.sum(dim=1)
+    return total / (max(counts, 1) if isinstance(counts, int) else counts.clamp(min=1))
+
+
+class _WithGradient(torch.autograd.Function):
+    """A known value as a function of the scores, of known gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, value: Tensor, exponentials: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(exponentials, weights)
+        ctx.dtype = scores.dtype
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        exponentials, weights = ctx.saved_tensors
+        return (exponentials * (weights * gradient).unsqueeze(1)).to(ctx.dtype), None, None, None
+
+
+def with_gradient(scores: Tensor, value: Tensor, exponentials: Tensor, weights: Tensor) -> Tensor:
+    """``value``, a scalar, with the gradient ``exponentials * weights[:, None]`` with respect to ``scores``.
+
+    One node of the autograd graph for a loss that was computed without one.
+
+    Args:
+        scores: shape ``(B, m)``.
+        value: a scalar.
+        exponentials: shape ``(B, m)``, float32 or float64.
+        weights: shape ``(B,)``, of the same dtype.
+    """
+    return cast(Tensor, _WithGradient.apply(scores, value, exponentials, weights))  # type: ignore[no-untyped-call]
 
 
 def log_mean_exp_from(largest: Tensor, mean: Tensor) -> Tensor:
-    """Log-mean-exp from the largest score and :func:`mean_exp`, shape ``(B,)``, detached, in the wide dtype."""
+    """Log-mean-exp from the largest score and :func:`mean_over`, shape ``(B,)``, detached, in the wide dtype."""
     return wide(mean).log().add_(largest)
 
 
@@ -125,7 +160,7 @@ def log_mean_exp(scores: Tensor, mask: Tensor | None = None) -> Tensor:
         [0.0, 1000.0]
     """
     largest, shifted = shift_by_largest(scores.detach(), mask)
-    return log_mean_exp_from(largest, mean_exp(shifted, None if mask is None else mask.sum(dim=1)))
+    return log_mean_exp_from(largest, mean_over(shifted.exp(), scores.shape[1] if mask is None else mask.sum(dim=1)))
 
 
 def proximal_mirror_descent_step(nu: Tensor, log_mean: Tensor, log_alpha: float) -> Tensor:
@@ -250,18 +285,24 @@ def guard(nu: Tensor, log_mean: Tensor, max_log_weight: float) -> Tensor:
     return torch.maximum(wide(nu), wide(log_mean) - max_log_weight)
 
 
-def exponential_objective_from(nu: Tensor, largest: Tensor, mean: Tensor, may_be_empty: bool) -> Tensor:
-    """:func:`exponential_objective` from the largest score and :func:`mean_exp`, with no other exponential of scores.
+def exponential_objective_from(nu: Tensor, largest: Tensor, mean: Tensor, may_be_empty: bool) -> tuple[Tensor, Tensor]:
+    """:func:`exponential_objective` from the largest score and :func:`mean_over`, with no other exponential of scores.
 
     Args:
         nu: dual variables, shape ``(B,)``.
-        largest: largest valid score of each row, shape ``(B,)``.
-        mean: from :func:`mean_exp`, shape ``(B,)``; carries the gradient.
+        largest: largest valid score M of each row, shape ``(B,)``.
+        mean: mean of exp(S − M), shape ``(B,)``; may carry a gradient.
         may_be_empty: whether a row may be without a valid sample (its ``largest`` is −inf and its result 0).
+
+    Returns:
+        The objective and its derivative by ``mean``, exp(M − ν), each of shape ``(B,)``.
     """
     nu = nu.detach()
-    objective = torch.addcmul((nu - 1).to(mean.dtype), mean, (largest - nu).exp_().to(mean.dtype))
-    return torch.where(largest == -math.inf, objective.new_zeros(()), objective) if may_be_empty else objective
+    weight = (largest - nu).exp_().to(mean.dtype)
+    objective = torch.addcmul((nu - 1).to(mean.dtype), mean, weight)
+    if may_be_empty:
+        objective = torch.where(largest == -math.inf, objective.new_zeros(()), objective)
+    return objective, weight
 
 
 def exponential_objective(nu: Tensor, scores: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -280,8 +321,8 @@ def exponential_objective(nu: Tensor, scores: Tensor, mask: Tensor | None = None
         :math:`e^{S - \nu}` is too large for that dtype.
     """
     largest, shifted = shift_by_largest(scores, mask)
-    mean = mean_exp(shifted, None if mask is None else mask.sum(dim=1))
-    return exponential_objective_from(nu, largest, mean, mask is not None or scores.shape[1] == 0)
+    mean = mean_over(shifted.exp(), scores.shape[1] if mask is None else mask.sum(dim=1))
+    return exponential_objective_from(nu, largest, mean, mask is not None or scores.shape[1] == 0)[0]
 
 
 def softplus_objective(nu: Tensor, scores: Tensor, rho: float, mask: Tensor | None = None) -> Tensor:

@@ -13,6 +13,8 @@ from torch import Tensor
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# So many numbers in main memory are looked at faster one by one than by several calls of torch.
+FEW = 1024
 
 _AVAILABLE = dist.is_available()
 
@@ -87,11 +89,14 @@ def merge(index: Tensor, log_mean: Tensor, counts: Tensor | int) -> tuple[Tensor
         The merged log-mean-exp, shape ``(N,)``, equal for rows of equal index, whatever the order of the rows; and the
         number of each row's group, shape ``(N,)``, or None where no index repeats.
     """
-    if index.shape[0] < 2:
-        return log_mean, None
-    ordered = torch.sort(index).values
-    if bool((ordered[1:] != ordered[:-1]).all()):
-        return log_mean, None
+    if len(index) <= FEW and index.device.type == "cpu":
+        if len(set(index.tolist())) == len(index):
+            return log_mean, None
+        ordered = torch.sort(index).values
+    else:
+        ordered = torch.sort(index).values
+        if bool((ordered[1:] != ordered[:-1]).all()):
+            return log_mean, None
     # Sorted by value within each group, so that sums do not depend on the order of the rows.
     order = torch.argsort(log_mean)
     order = order[torch.argsort(index[order], stable=True)]

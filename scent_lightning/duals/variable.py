@@ -175,7 +175,11 @@ class DualVariable(nn.Module):
             got = tuple(index.shape)
             raise ValueError(f"index of dual variable {self.name!r} must have shape {expected}, got {got}")
         if index.numel():
-            low, high = [index.item()] * 2 if index.numel() == 1 else torch.stack(torch.aminmax(index)).tolist()
+            if index.shape[0] <= exchange.FEW and index.device.type == "cpu":
+                numbers = index.tolist()
+                low, high = min(numbers), max(numbers)
+            else:
+                low, high = torch.stack(torch.aminmax(index)).tolist()
             if low < 0 or high >= self.num_anchors:
                 raise IndexError(
                     f"index {low if low < 0 else high} of dual variable {self.name!r} is out of range: valid are 0 to "
@@ -229,25 +233,31 @@ class DualVariable(nn.Module):
                 if loss is not None:
                     return loss
         update = self.update
-        counts = None if mask is None else mask.sum(dim=1)
-        largest, shifted = functional.shift_by_largest(scores, mask)
-        mean = functional.mean_exp(shifted, counts)
         with torch.no_grad():
+            counts, may_be_empty = count_valid(scores, mask)
+            largest, shifted = functional.shift_by_largest(scores, mask, may_be_empty)
+            exponentials = shifted.exp()
+            mean = functional.mean_over(exponentials, counts)
             step = self.propose(
                 rows,
                 functional.log_mean_exp_from(largest, mean),
-                scores.shape[1] if counts is None else counts,
+                counts,
                 progress,
                 partial(self._step_scores, scores.detach(), mask, progress) if update.needs_scores else None,
             )
-        if type(update).objective is DualUpdate.objective:
-            may_be_empty = mask is not None or scores.shape[1] == 0
-            objective = functional.exponential_objective_from(step.nu, largest, mean, may_be_empty)
-        else:
+        if type(update).objective is not DualUpdate.objective:
             objective = update.objective(step.nu, scores, mask)
-        loss = mean_over_valid(objective, counts)
-        self.commit(step, loss, objective, shifted.detach())
-        return loss
+            loss = objective.sum() / valid_rows(objective, counts)
+            self.commit(step, loss, objective, shifted)
+            return loss
+        # The gradient of the exponential objective is known in closed form: one node of the graph, and no graph before.
+        with torch.no_grad():
+            objective, weight = functional.exponential_objective_from(step.nu, largest, mean, may_be_empty)
+            valid = valid_rows(objective, counts)
+            loss = objective.sum() / valid
+            self.commit(step, loss, objective, shifted)
+            weight = weight / (valid * (max(counts, 1) if isinstance(counts, int) else counts.clamp(min=1)))
+        return functional.with_gradient(scores, loss, exponentials, weight)
 
     def _one_anchor(self, scores: Tensor, rows: Tensor, progress: float) -> Tensor | None:
         """:meth:`entropic_risk` of one row on the CPU in plain numbers: the same, in a quarter of the calls.
@@ -302,7 +312,8 @@ class DualVariable(nn.Module):
         """
         nu, visited = self._read(self._check_batch(scores, index, mask), scores.device)
         nu = torch.where(visited, nu, functional.log_mean_exp(scores, mask).float())
-        return mean_over_valid(self.update.objective(nu, scores, mask), None if mask is None else mask.sum(dim=1))
+        objective = self.update.objective(nu, scores, mask)
+        return objective.sum() / valid_rows(objective, count_valid(scores, mask)[0])
 
     def propose(
         self,
@@ -389,7 +400,8 @@ class DualVariable(nn.Module):
             self.visited.index_fill_(0, step.all_rows, True)
         else:
             self.visited.index_copy_(0, step.all_rows, step.all_seen)
-        self._last, self._last_of_one = step, None
+        # Not by way of nn.Module's __setattr__, which looks for parameters first.
+        self.__dict__.update(_last=step, _last_of_one=None)
 
     def _check_batch(self, scores: Tensor, index: Tensor, mask: Tensor | None) -> Tensor:
         if not isinstance(scores, Tensor) or scores.ndim != 2 or not scores.is_floating_point():
@@ -463,9 +475,18 @@ def _sum(values: Tensor) -> Tensor:
     return values.squeeze() if values.numel() == 1 else values.sum()
 
 
-def mean_over_valid(objective: Tensor, counts: Tensor | None) -> Tensor:
-    """Mean of the per-anchor objective over the rows with a valid sample; 0 with a zero gradient if there is none."""
-    if counts is None:
-        # One anchor (the whole training set, say) is common and needs no sum.
-        return objective.squeeze(0) if objective.shape[0] == 1 else objective.sum() / max(objective.shape[0], 1)
-    return objective.sum() / (counts > 0).sum().clamp(min=1).to(objective.dtype)
+def count_valid(scores: Tensor, mask: Tensor | None) -> tuple[Tensor | int, bool]:
+    """Number of valid samples of each row, one number where it is the same for all; and whether it may be 0."""
+    if mask is None or scores.shape[0] == 0:
+        return scores.shape[1], scores.shape[1] == 0
+    counts = mask.sum(dim=1)
+    if counts.device.type != "cpu":  # not worth a wait for the device
+        return counts, True
+    numbers = counts.tolist()
+    fewest = min(numbers)
+    return fewest if fewest == max(numbers) else counts, fewest == 0
+
+
+def valid_rows(objective: Tensor, counts: Tensor | int) -> Tensor | int:
+    """Number of rows that have a valid sample, at least 1."""
+    return max(objective.shape[0], 1) if isinstance(counts, int) else torch.count_nonzero(counts).clamp(min=1)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from scent_lightning.errors import InputError
@@ -13,6 +14,67 @@ from scent_lightning.errors import InputError
 __all__ = ["ClassSampledLinear", "Negatives"]
 
 Negatives = Literal["in_batch", "uniform", "all"]
+_SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize
+
+
+class _SampledScores(torch.autograd.Function):
+    """Scores of a batch against some classes, in one node of the graph.
+
+    The gradient of the weights is a sparse tensor of one row for each class, sorted and without repeats, so that no
+    one has to sort or add up anything later.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        classes: Tensor,
+        own: Tensor,
+        columns: Tensor | None,
+        normalize: bool,
+        scale: float,
+    ) -> Tensor:
+        rows = weight.index_select(0, classes)
+        norms = None
+        if normalize:
+            norms = rows.norm(dim=1, keepdim=True).clamp(min=_SMALLEST_NORM)
+            rows = rows / norms
+        dtype = _product_dtype(features, rows)
+        inputs, factors = features.to(dtype), rows.to(dtype)
+        logits = inputs @ factors.T
+        if scale != 1:
+            logits = logits * scale
+        ctx.save_for_backward(inputs, factors, classes, own, columns, norms)
+        ctx.shape, ctx.scale, ctx.dtypes = weight.shape, scale, (features.dtype, weight.dtype)
+        return (logits if columns is None else logits[:, columns]) - logits.gather(1, own)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, rows, classes, own, columns, norms = ctx.saved_tensors
+        by_own = -gradient.sum(dim=1, keepdim=True)
+        if columns is not None:
+            gradient = gradient.new_zeros(len(gradient), len(classes)).index_add_(1, columns, gradient)
+        gradient = gradient.scatter_add(1, own, by_own)
+        if ctx.scale != 1:
+            gradient = gradient * ctx.scale
+        by_features = (gradient @ rows).to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
+        by_rows = (gradient.T @ inputs).to(ctx.dtypes[1])
+        if norms is not None:
+            rows = rows.to(by_rows.dtype)
+            by_rows = (by_rows - rows * (by_rows * rows).sum(dim=1, keepdim=True)) / norms
+        by_weight = torch.sparse_coo_tensor(
+            classes.unsqueeze(0), by_rows, ctx.shape, is_coalesced=True, check_invariants=False
+        )
+        return by_features, by_weight, None, None, None, None, None
+
+
+def _product_dtype(features: Tensor, rows: Tensor) -> torch.dtype:
+    kind = features.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return torch.promote_types(features.dtype, rows.dtype)
 
 
 class ClassSampledLinear(nn.Module):
@@ -111,16 +173,15 @@ class ClassSampledLinear(nn.Module):
             mask = torch.ones_like(logits, dtype=torch.bool).scatter_(1, own, False)
             return logits - logits.gather(1, own), mask
         if self.negatives == "in_batch":
-            classes, own = torch.unique(labels, return_inverse=True)
-            logits = self._logits(features, F.embedding(classes, self.weight, sparse=True))
-            own = own.unsqueeze(1)
-            mask = torch.arange(len(classes), device=own.device) != own
-            return logits - logits.gather(1, own), mask
-        drawn = torch.randint(self.num_classes, (self.num_negatives,), device=labels.device)
-        classes, place = torch.unique(torch.cat([labels, drawn]), return_inverse=True)
-        logits = self._logits(features, F.embedding(classes, self.weight, sparse=True))
-        own, columns = place[: len(labels)].unsqueeze(1), place[len(labels) :]
-        return logits[:, columns] - logits.gather(1, own), columns != own
+            classes, place = torch.unique(labels, return_inverse=True)
+            own, columns, asked = place.unsqueeze(1), None, torch.arange(len(classes), device=labels.device)
+        else:
+            drawn = torch.randint(self.num_classes, (self.num_negatives,), device=labels.device)
+            classes, place = torch.unique(torch.cat([labels, drawn]), return_inverse=True)
+            own, columns = place[: len(labels)].unsqueeze(1), place[len(labels) :]
+            asked = columns
+        scores = _SampledScores.apply(features, self.weight, classes, own, columns, self.normalize, self.scale)
+        return cast(Tensor, scores), asked != own
 
     def logits(self, features: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Logits of the classes ``start`` to ``stop``, shape ``(B, stop − start)``, for evaluation in chunks.

@@ -54,6 +54,25 @@ def test_step_writes_and_weighs_with_the_new_nu(update, index_dtype):
     torch.testing.assert_close(gradient, direct)
 
 
+MASKS = {
+    "same number": [[True, True, False, True], [False, True, True, True], [True, True, True, False]],
+    "other numbers": [[True, True, False, False], [False, True, True, True], [True, True, True, True]],
+    "an empty row": [[True, True, False, True], [False] * 4, [True, False, False, False]],
+}
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=repr)
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_masked_gradient_is_the_objectives(update, mask):
+    variable, mask = filled(update), torch.tensor(mask)
+    scores, index = scores_of(3)[:, :4].detach(), torch.tensor([1, 0, 4])
+    scores = scores.masked_fill(~mask, math.nan).requires_grad_()
+    loss = variable.entropic_risk(scores, index, mask)
+    direct = update.objective(variable.nu[index], scores, mask).sum() / mask.any(dim=1).sum()
+    torch.testing.assert_close(loss, direct)
+    torch.testing.assert_close(*(torch.autograd.grad(value, scores)[0] for value in (loss, direct)))
+
+
 def test_first_visit_starts_at_the_log_mean_even_where_zero_is_stored():
     variable = DualVariable(3, SCENT(-2.0))
     scores = torch.full((1, 4), 5.0)

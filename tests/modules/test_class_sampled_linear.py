@@ -51,10 +51,28 @@ def test_scores_and_gradient_of_the_sampled_classes(batch, negatives, options):
     torch.testing.assert_close(found[1], direct[1])
     assert found[0].is_sparse == (negatives != "all")
     if found[0].is_sparse:
-        touched = found[0].coalesce()
+        assert found[0].is_coalesced()
+        touched = found[0]
         assert set(touched.indices()[0].tolist()) == set(torch.cat([labels, columns]).tolist())
         assert touched.values().shape[0] <= len(labels) + len(columns)
     torch.testing.assert_close(found[0].to_dense(), direct[0])
+
+
+@pytest.mark.parametrize("negatives", ["in_batch", "uniform"])
+def test_autocast_multiplies_in_half_precision_and_keeps_the_gradients_dtype(batch, negatives):
+    features, labels = batch
+    head, features = head_of(negatives, num_negatives=20), features.requires_grad_()
+    grads = []
+    for enabled in (False, True):
+        torch.manual_seed(5)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            scores, _ = head(features, labels)
+        assert scores.dtype == (torch.bfloat16 if enabled else torch.float32)
+        grads.append(torch.autograd.grad(scores.float().square().sum(), (head.weight, features)))
+    for exact, rounded in zip(*grads, strict=True):
+        assert rounded.dtype == torch.float32
+        exact, rounded = exact.to_dense(), rounded.to_dense()
+        assert (exact - rounded).norm() < 0.02 * exact.norm()
 
 
 def test_batch_of_one_class_has_no_negative():
