@@ -10,9 +10,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from scent_lightning.duals import exchange
 from scent_lightning.errors import InputError
 
 __all__ = ["RowSparseSGD", "average_sparse_gradient", "clip_gradients"]
+
+
+def check_sgd(lr: float, momentum: float, weight_decay: float) -> None:
+    """Raise InputError for a setting of SGD that is out of range."""
+    if not lr > 0:
+        raise InputError(f"lr must be above 0, got {lr!r}")
+    if not 0 <= momentum < 1:
+        raise InputError(f"momentum must be in [0, 1), got {momentum!r}")
+    if not weight_decay >= 0:
+        raise InputError(f"weight_decay must be at least 0, got {weight_decay!r}")
 
 
 class RowSparseSGD(Optimizer):
@@ -53,12 +64,7 @@ class RowSparseSGD(Optimizer):
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
-        if not lr > 0:
-            raise InputError(f"lr must be above 0, got {lr!r}")
-        if not 0 <= momentum < 1:
-            raise InputError(f"momentum must be in [0, 1), got {momentum!r}")
-        if not weight_decay >= 0:
-            raise InputError(f"weight_decay must be at least 0, got {weight_decay!r}")
+        check_sgd(lr, momentum, weight_decay)
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -169,17 +175,7 @@ def average_sparse_gradient(parameter: Tensor) -> None:
     assert gradient is not None
     gradient = gradient.coalesce()
     rows, values = gradient.indices()[0], gradient.values()
-    ranks = dist.get_world_size()
-    size = torch.tensor([len(rows)], device=rows.device)
-    sizes = [torch.empty_like(size) for _ in range(ranks)]
-    dist.all_gather(sizes, size)
-    lengths = [int(length) for length in sizes]
-    padding = max(lengths) - len(rows)
-    everyones: list[Tensor] = []
-    for mine in (rows, values):
-        padded = torch.cat([mine, mine.new_zeros(padding, *mine.shape[1:])])
-        parts = [torch.empty_like(padded) for _ in range(ranks)]
-        dist.all_gather(parts, padded)
-        everyones.append(torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)]))
-    all_rows, all_values = everyones
-    parameter.grad = torch.sparse_coo_tensor(all_rows.unsqueeze(0), all_values / ranks, gradient.shape).coalesce()
+    all_rows, all_values = exchange.all_rows(rows)[0], exchange.all_rows(values)[0] / dist.get_world_size()
+    parameter.grad = torch.sparse_coo_tensor(
+        all_rows.unsqueeze(0), all_values, gradient.shape, check_invariants=False
+    ).coalesce()

@@ -14,12 +14,14 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from PIL import Image
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scent_lightning.cli import ScentCLI, main
 from scent_lightning.data import TabularRegressionDataModule
+from scent_lightning.modules import SmallImageResNet
 from scent_lightning.tasks import DRORegressionTask
 from tests.conftest import ROOT
 
@@ -258,17 +260,118 @@ def test_help_documents_every_argument(capsys):
     assert "temperature in the units of the loss" in text
 
 
+def image_folder(folder, classes, images, size=8):
+    """Noise, brighter in each further class."""
+    generator = np.random.default_rng(0)
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for image in range(images):
+            pixels = generator.integers(0, 128, (size, size, 3)) + 40 * number
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{image}.png")
+
+
 @pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_config_builds(config, tables, monkeypatch, data_dir):
     monkeypatch.setenv("SCENT_LIGHTNING_DATA", str(data_dir))
     arguments = ["--trainer.enable_progress_bar", "false", "--trainer.accelerator", "cpu"]
-    if "path" in yaml.safe_load(config.read_text())["data"]["init_args"]:
+    settings = yaml.safe_load(config.read_text())
+    kind = settings["data"]["class_path"]
+    if kind == "FeatureDataModule":
         for split in ("train", "val"):
             Path(split).mkdir()
             np.save(f"{split}/features.npy", np.random.default_rng(0).standard_normal((256, 8)).astype(np.float16))
             np.save(f"{split}/labels.npy", np.arange(256) % 50)
         arguments += ["--data.path", "."]
+    elif kind == "ImbalancedImageDataModule":
+        for split in ("train", "test"):
+            image_folder(Path(split), classes=("cat", "dog"), images=64)
+        arguments += ["--data.path", ".", "--data.dataset", "folder", "--data.removed_positives", "0"]
+        model = settings["model"]["init_args"]
+        if "backbone_checkpoint" in model:
+            torch.save(SmallImageResNet(**model["network"]["init_args"]).state_dict(), model["backbone_checkpoint"])
     main(["fit", "--config", str(config), "--trainer.fast_dev_run", "1", *arguments])
+
+
+@pytest.mark.slow
+def test_two_stages_of_partial_auc(tmp_path):
+    for split, images in (("train", 40), ("test", 20)):
+        image_folder(tmp_path / "images" / split, ("cat", "dog", "horse", "ship"), images)
+    data = ["--data.path", "images", "--data.removed_positives", "0.5", "--trainer.log_every_n_steps", "1"]
+    short = ["--trainer.max_epochs", "2", "--data.batch_size", "16", "--data.positives_per_batch", "8"]
+    model = ["--model.network.init_args.width", "4"]
+    first = str(ROOT / "configs" / "pauc_cifar10_small_pretrain.yaml")
+    second = str(ROOT / "configs" / "pauc_cifar10_small.yaml")
+    command(tmp_path, "fit", "--config", first, *data, *short, *model)
+    pretrained = tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt"
+    backbone = ["--model.backbone_checkpoint", str(pretrained)]
+    dual = ["--dual", "SOX", "--dual.gamma", "0.7"]
+    command(tmp_path, "fit", "--config", second, *data, *short, *model, *backbone, *dual)
+    log = tmp_path / "lightning_logs" / "version_1"
+    events = EventAccumulator(str(log))
+    events.Reload()
+    tags = events.Tags()
+    areas = {"partial_auc", "partial_auc_standardized", "two_way_partial_auc", "auroc", "objective"}
+    assert {f"val/{name}" for name in areas} | {"train/loss", "dual/nu/mean", "dual/nu/gamma"} <= set(tags["scalars"])
+    assert "val/roc_curve" in tags["images"]
+    assert Image.open(log / "roc_curve_val.png").size[0] > 300
+    # Half of the 80 positive rows are gone; 40 of 120 rows are anchors, and one epoch visits them all.
+    assert events.Scalars("dual/nu/visited")[-1].value == pytest.approx(40 / 120)
+    last = str(log / "checkpoints" / "last.ckpt")
+    weights = [torch.load(path, weights_only=True)["state_dict"] for path in (pretrained, last)]
+    assert torch.equal(*(state["network.blocks.0.conv1.weight"] for state in weights))
+    assert not torch.equal(*(state["network.classifier.weight"] for state in weights))
+    config = str(log / "config.yaml")
+    found = command(tmp_path, "test", "--config", config, "--ckpt_path", last).stdout
+    for name in areas:
+        assert f"test/{name}" in found
+    command(tmp_path, "predict", "--config", config, "--ckpt_path", last)
+    (written,) = tmp_path.glob("lightning_logs/version_*/predictions.csv")
+    table = pd.read_csv(written)
+    assert table["index"].tolist() == list(range(80))
+    assert table["label"].tolist() == [0] * 40 + [1] * 40
+    assert table["score"].between(0, 1).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model.tau", "0"], "tau must be a finite number above 0, got 0.0"),
+        (["--model.surrogate", "exp"], "surrogate"),
+        (["--data.positive_classes", "[bird]"], "positive_classes has an unknown class 'bird'"),
+        (["--data.removed_positives", "1.5"], "removed_positives must be in [0, 1), got 1.5"),
+        (["--data.batch_size", "512"], "is more than the 16 positive rows there are"),
+        (["--model.backbone_checkpoint", "other.pt"], "backbone_checkpoint other.pt does not match the network: it"),
+    ],
+)
+def test_wrong_settings_of_partial_auc_are_one_sentence(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "test"):
+        image_folder(tmp_path / split, ("cat", "dog"), 80)
+    torch.save(SmallImageResNet(width=16).state_dict(), "pauc_cifar10_small_pretrained.ckpt")
+    torch.save({"a.weight": torch.zeros(1)}, "other.pt")
+    with pytest.raises(SystemExit) as stopped:
+        main(
+            [
+                "fit",
+                "--config",
+                str(ROOT / "configs" / "pauc_cifar10_small.yaml"),
+                "--data.path",
+                ".",
+                "--data.batch_size",
+                "16",
+                "--trainer.logger",
+                "false",
+                "--trainer.enable_progress_bar",
+                "false",
+                "--trainer.accelerator",
+                "cpu",
+                *arguments,
+            ]
+        )
+    assert stopped.value.code == 2
+    error = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert len(error) == 1
+    assert message in error[0]
 
 
 def test_users_callbacks_replace_the_defaults_of_their_kind(tables):

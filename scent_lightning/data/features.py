@@ -86,7 +86,10 @@ class _FeatureDataModule(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled training batches."""
         replicas = (1, 0) if self.trainer is None else (self.trainer.world_size, self.trainer.global_rank)
-        return batch_loader(self._train_split(), self.batch_size, True, *replicas, num_workers=self.num_workers)
+        epoch = 0 if self.trainer is None else self.trainer.current_epoch
+        return batch_loader(
+            self._train_split(), self.batch_size, True, *replicas, num_workers=self.num_workers, epoch=epoch
+        )
 
     def _evaluation_loader(self, split: _Split) -> DataLoader[Any]:
         return batch_loader(split, self.eval_batch_size, False, num_workers=self.num_workers)

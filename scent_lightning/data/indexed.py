@@ -84,6 +84,7 @@ def batch_loader(
     rank: int = 0,
     num_workers: int = 0,
     seed: int | None = None,
+    epoch: int = 0,
 ) -> DataLoader[Any]:
     """Loader of a data set with ``__getitems__``, whole batches at a time.
 
@@ -98,10 +99,14 @@ def batch_loader(
         rank: number of this process.
         num_workers: loader processes; 0 loads in this one.
         seed: of the shuffle; None takes the one ``seed_everything`` set.
+        epoch: number of the epoch that comes next. Loader processes fetch ahead before Lightning sets it, which
+            matters in a run that is resumed.
     """
     if seed is None:
         seed = torch.initial_seed() % 2**31
     sampler = ShuffledSampler(dataset, num_replicas, rank, seed) if shuffle else None
+    if sampler is not None:
+        sampler.set_epoch(epoch)
     return DataLoader(
         dataset,
         batch_size=batch_size,

@@ -197,7 +197,10 @@ class TabularRegressionDataModule(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled training batches."""
         replicas = (1, 0) if self.trainer is None else (self.trainer.world_size, self.trainer.global_rank)
-        return batch_loader(self._loaded()["train"], self.batch_size, True, *replicas, num_workers=self.num_workers)
+        epoch = 0 if self.trainer is None else self.trainer.current_epoch
+        return batch_loader(
+            self._loaded()["train"], self.batch_size, True, *replicas, num_workers=self.num_workers, epoch=epoch
+        )
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Validation rows, or the training rows if ``val_fraction`` is 0."""

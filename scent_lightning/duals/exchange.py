@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,18 +64,55 @@ def gather(*columns: Tensor) -> tuple[tuple[Tensor, ...], slice]:
     Returns:
         The columns, each of shape ``(ΣB,)``, and the slice of this process's rows.
     """
-    rows = _to_backend(torch.stack([column.double() for column in columns], dim=1))
-    size = torch.tensor([rows.shape[0]], device=rows.device)
+    everyone, lengths = all_rows(_to_backend(torch.stack([column.double() for column in columns], dim=1)))
+    start = sum(lengths[: dist.get_rank()])
+    gathered = tuple(everyone[:, i].to(column) for i, column in enumerate(columns))
+    return gathered, slice(start, start + columns[0].shape[0])
+
+
+def all_rows(values: Tensor) -> tuple[Tensor, list[int]]:
+    """Rows of all processes in rank order, where each may have another number of them; and these numbers.
+
+    Args:
+        values: shape ``(N, …)``, on a device that the process group's backend can send from.
+    """
+    size = torch.tensor([values.shape[0]], device=values.device)
     sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, size)
     lengths = [int(length) for length in sizes]
-    padded = torch.cat([rows, rows.new_zeros(max(lengths) - rows.shape[0], rows.shape[1])])
+    padded = torch.cat([values, values.new_zeros(max(lengths) - values.shape[0], *values.shape[1:])])
     parts = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(parts, padded)
-    start = sum(lengths[: dist.get_rank()])
-    everyone = torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
-    gathered = tuple(everyone[:, i].to(column) for i, column in enumerate(columns))
-    return gathered, slice(start, start + columns[0].shape[0])
+    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)]), lengths
+
+
+class _AllRows(torch.autograd.Function):
+    """:func:`all_rows`; a row's gradient is the sum of what all processes have for it."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        everyone, lengths = all_rows(_to_backend(values.detach().contiguous()))
+        start = sum(lengths[: dist.get_rank()])
+        ctx.mine = slice(start, start + values.shape[0])
+        return everyone.to(values.device)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = _to_backend(gradient.contiguous()).clone()
+        dist.all_reduce(total)
+        return total[ctx.mine].to(gradient.device)
+
+
+def gather_with_gradient(values: Tensor) -> Tensor:
+    """Rows of all processes in rank order, shape ``(ΣN, …)``, as a differentiable function of this one's.
+
+    The gradient that a row gets is the sum over the losses of all processes; DDP then divides by their number.
+
+    Args:
+        values: shape ``(N, …)``, floating; N may differ between processes.
+    """
+    return cast(Tensor, _AllRows.apply(values))  # type: ignore[no-untyped-call]
 
 
 def merge(index: Tensor, log_mean: Tensor, counts: Tensor | int) -> tuple[Tensor, Tensor | None]:

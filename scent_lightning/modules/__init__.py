@@ -1,5 +1,6 @@
 """Neural-network modules that the tasks need and torch lacks."""
 
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear
+from scent_lightning.modules.small_image_resnet import SmallImageResNet
 
-__all__ = ["ClassSampledLinear"]
+__all__ = ["ClassSampledLinear", "SmallImageResNet"]

@@ -2,5 +2,6 @@
 
 from scent_lightning.tasks.dro import DRORegressionTask
 from scent_lightning.tasks.extreme_classification import ExtremeClassificationTask
+from scent_lightning.tasks.partial_auc import PartialAUCTask
 
-__all__ = ["DRORegressionTask", "ExtremeClassificationTask"]
+__all__ = ["DRORegressionTask", "ExtremeClassificationTask", "PartialAUCTask"]

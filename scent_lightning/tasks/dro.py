@@ -15,7 +15,7 @@ from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.metrics.entropic_risk import EntropicRisk, check_tau
-from scent_lightning.tasks.training import logs_this_step, scheduled_optimizer
+from scent_lightning.tasks.training import LearningRateSchedule, check_optimization, logs_this_step, scheduled_optimizer
 
 __all__ = ["DRORegressionTask"]
 
@@ -50,7 +50,7 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
         nesterov: Nesterov's form of the momentum.
         weight_decay: L2 penalty of SGD, at least 0.
         optimizer: another optimiser by class path, with its own settings; replaces the four above.
-        lr_schedule: "cosine" (to 0 over the run) or "constant".
+        lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
 
     Raises:
         InputError: an argument out of its range.
@@ -81,7 +81,7 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
         nesterov: bool = True,
         weight_decay: float = 0.0,
         optimizer: OptimizerCallable | None = None,
-        lr_schedule: Literal["cosine", "constant"] = "cosine",
+        lr_schedule: LearningRateSchedule = "cosine",
     ) -> None:
         super().__init__()
         if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
@@ -89,18 +89,12 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
         for name, value, allowed in (
             ("loss", loss, ("squared", "absolute", "huber")),
             ("initial", initial, ("least_squares", "zeros")),
-            ("lr_schedule", lr_schedule, ("cosine", "constant")),
         ):
             if value not in allowed:
                 raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-        if not lr > 0:
-            raise InputError(f"lr must be above 0, got {lr!r}")
+        check_optimization(lr, momentum, weight_decay, lr_schedule)
         if not huber_delta > 0:
             raise InputError(f"huber_delta must be above 0, got {huber_delta!r}")
-        if not 0 <= momentum < 1:
-            raise InputError(f"momentum must be in [0, 1), got {momentum!r}")
-        if not weight_decay >= 0:
-            raise InputError(f"weight_decay must be at least 0, got {weight_decay!r}")
         # Objects that cannot be written as plain data are left out: pass them to load_from_checkpoint again.
         unsaved = [name for name, value in (("network", network), ("optimizer", optimizer)) if value is not None]
         self.save_hyperparameters(ignore=unsaved)

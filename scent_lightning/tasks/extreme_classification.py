@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -20,7 +20,7 @@ from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Negatives
 from scent_lightning.optim import RowSparseSGD, average_sparse_gradient, clip_gradients
-from scent_lightning.tasks.training import logs_this_step, scheduled_optimizer
+from scent_lightning.tasks.training import LearningRateSchedule, check_optimization, logs_this_step, scheduled_optimizer
 
 __all__ = ["ExtremeClassificationTask"]
 
@@ -65,7 +65,7 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
         weight_decay: L2 penalty of SGD, at least 0; on the class weights that are touched.
         optimizer: another optimiser by class path, with its own settings; replaces the three above. It must take sparse
             gradients (``torch.optim.SparseAdam``) unless ``negatives`` is "all".
-        lr_schedule: "cosine" (to 0 over the run) or "constant".
+        lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
         top_k: number of classes that ``predict`` gives.
         class_chunk: classes scored at a time in evaluation; memory is batch × ``class_chunk`` numbers.
         dual_placement: "module" keeps the table of ν on the module's device, "cpu" in main memory.
@@ -97,7 +97,7 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         optimizer: OptimizerCallable | None = None,
-        lr_schedule: Literal["cosine", "constant"] = "cosine",
+        lr_schedule: LearningRateSchedule = "cosine",
         top_k: int = 5,
         class_chunk: int = 16384,
         dual_placement: Placement = "module",
@@ -106,10 +106,7 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
         for name, value in (("top_k", top_k), ("class_chunk", class_chunk)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} must be a positive integer, got {value!r}")
-        if not lr > 0:
-            raise InputError(f"lr must be above 0, got {lr!r}")
-        if lr_schedule not in ("cosine", "constant"):
-            raise InputError(f"lr_schedule must be one of cosine, constant, got {lr_schedule!r}")
+        check_optimization(lr, momentum, weight_decay, lr_schedule)
         unsaved = [name for name, value in (("backbone", backbone), ("optimizer", optimizer)) if value is not None]
         self.save_hyperparameters(ignore=unsaved)
         self.lr = lr

@@ -290,7 +290,7 @@ def test_two_processes_hold_the_same_weights_and_table(backbone):
         ({"lr": 0.0}, "lr must be above 0"),
         ({"top_k": 0}, "top_k must be a positive integer, got 0"),
         ({"class_chunk": 0}, "class_chunk must be a positive integer"),
-        ({"lr_schedule": "step"}, "lr_schedule must be one of"),
+        ({"lr_schedule": "linear"}, "lr_schedule must be one of"),
         ({"negatives": "few"}, "negatives must be one of"),
         ({"dual_placement": "disk"}, "placement of dual variable 'nu'"),
     ],

@@ -1,0 +1,217 @@
+"""Compare cross-entropy and the six dual updates on partial AUC: imbalanced CIFAR-10, as in the paper's experiment.
+
+Two stages. A ResNet-18 is trained with cross-entropy on the imbalanced training set (the first half of the classes is
+negative, of the second half, positive, 80 % is removed), on two cores a quarter as wide and for 15 epochs. Then it is
+frozen, its features are written to files once, and each method trains a linear classifier from scratch for 60 epochs of
+batches of 32 + 32, with its SETTINGS. Reported: the training objective, exact over all positives × negatives, and the
+partial AUC (FPR ≤ 0.3) on the balanced test set; "cross-entropy" is the classifier of the first stage as it is.
+
+What is done is kept in the folder --out: the checkpoint and the features of each seed, and a CSV file of the runs.
+
+    python examples/compare_pauc.py --path data/cifar10 --seeds 0 1 2 --workers 2
+
+A GPU takes the published network: --width 64 --pretrain-epochs 60.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import warnings
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+import numpy as np
+import torch
+from resumable import read_rows, run_missing
+from torch import Tensor
+
+from scent_lightning.data import ImbalancedImageDataModule
+from scent_lightning.duals import BSGD, DualUpdate
+from scent_lightning.errors import DualDivergenceError
+from scent_lightning.metrics.partial_auc import partial_auc, partial_auc_objective
+from scent_lightning.modules import SmallImageResNet
+from scent_lightning.tasks import PartialAUCTask
+
+MARGIN, MAX_FPR, TAUS, PRETRAINING = 0.5, 0.3, (0.05, 0.1), "cross-entropy"
+
+# Learning rate and arguments of the dual update for each τ.
+SETTINGS: dict[float, dict[str, tuple[float, dict[str, Any]]]] = {}
+
+
+def quiet(threads: int) -> None:
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    torch.set_num_threads(threads)
+
+
+def pretrain(path: str, seed: int, width: int, epochs: int, folder: Path) -> list[dict[str, Any]]:
+    """First stage: the checkpoint, the features of both splits, and the scores of its own classifier."""
+    quiet(1)
+    L.seed_everything(seed, verbose=False)
+    cifar = {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}
+    # One positive row in six, as in the data.
+    data = ImbalancedImageDataModule(path, positives_per_batch=11, seed=seed, **cast(Any, cifar))
+    data.setup("fit")
+    network = SmallImageResNet(width=width)
+    task = PartialAUCTask(
+        data.num_anchors,
+        BSGD(),
+        network=network,
+        loss="cross_entropy",
+        lr=0.05,
+        momentum=0.9,
+        weight_decay=5e-4,
+    )
+    trainer = L.Trainer(
+        max_epochs=epochs,
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(task, datamodule=data)
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer.save_checkpoint(folder / "pretrained.ckpt")
+    network.eval()
+    for split, loader in (("train", data.train_eval_dataloader()), ("test", data.test_dataloader())):
+        features, scores, labels = [], [], []
+        for images, label, _ in cast(Any, loader):
+            with torch.no_grad():
+                features.append(network.features(images.to(task.device)).cpu())
+                scores.append(network.classifier(features[-1].to(task.device)).flatten().sigmoid().cpu())
+            labels.append(label)
+        (folder / split).mkdir(exist_ok=True)
+        np.save(folder / split / "features.npy", torch.cat(features).numpy())
+        np.save(folder / split / "labels.npy", torch.cat(labels).numpy())
+        np.save(folder / split / "scores.npy", torch.cat(scores).numpy())
+    return [{"seed": seed, "width": width, "epochs": epochs}]
+
+
+def figures(folder: Path, tau: float, scores: dict[str, Tensor]) -> dict[str, float]:
+    """Training objective and test partial AUC of the scores of both splits."""
+    labels = {split: torch.from_numpy(np.load(folder / split / "labels.npy")) for split in scores}
+    positive = labels["train"] == 1
+    train = scores["train"].double()
+    objective = partial_auc_objective(train[positive], train[~positive], tau, "squared_hinge", MARGIN)
+    return {
+        "objective": objective.item(),
+        "test_partial_auc": partial_auc(scores["test"], labels["test"], MAX_FPR).item(),
+        "test_auc": partial_auc(scores["test"], labels["test"], 1.0).item(),
+    }
+
+
+def run(
+    folder: Path,
+    tau: float,
+    method: str,
+    seed: int,
+    epochs: int,
+    lr: float | None = None,
+    arguments: dict[str, Any] | None = None,
+    momentum: float = 0.0,
+) -> list[dict[str, Any]]:
+    """Second stage: train a classifier on the features once; the figures at the end."""
+    quiet(1)
+    L.seed_everything(seed, verbose=False)
+    row = {"seed": seed, "tau": tau, "method": method, "epochs": epochs}
+    if method == PRETRAINING:
+        scores = {split: torch.from_numpy(np.load(folder / split / "scores.npy")) for split in ("train", "test")}
+        return [{**row, "lr": 0.0, "arguments": "{}", **figures(folder, tau, scores)}]
+    tuned_lr, tuned = SETTINGS.get(tau, {}).get(method, (0.0, {}))
+    config = {"class_path": method, "init_args": tuned if arguments is None else arguments}
+    data = ImbalancedImageDataModule(str(folder), dataset="features", removed_positives=0.0)
+    data.setup("fit")
+    task = PartialAUCTask(
+        data.num_anchors,
+        DualUpdate.from_config(config),
+        data.num_features,
+        tau=tau,
+        margin=MARGIN,
+        lr=lr or tuned_lr,
+        momentum=momentum,
+    )
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    row |= {"lr": lr or tuned_lr, "arguments": json.dumps(config["init_args"])}
+    try:
+        trainer.fit(task, datamodule=data)
+    except DualDivergenceError:
+        return [{**row, **dict.fromkeys(("objective", "test_partial_auc", "test_auc"), float("nan"))}]
+    scores = {}
+    for split in ("train", "test"):
+        with torch.no_grad():
+            scores[split] = task.scores(task(torch.from_numpy(np.load(folder / split / "features.npy"))))
+    return [{**row, **figures(folder, tau, scores)}]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Mean and deviation over the seeds, as a Markdown table."""
+
+    def spread(values: list[float], digits: int) -> str:
+        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+        return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
+
+    lines = ["| τ | method | training objective | test partial AUC | settings |", "| --- | --- | --- | --- | --- |"]
+    for tau in TAUS:
+        for method in dict.fromkeys(row["method"] for row in rows):
+            mine = [row for row in rows if row["method"] == method and row["tau"] == tau]
+            settings = "first stage"
+            if method != PRETRAINING:
+                given = json.loads(mine[0]["arguments"])
+                settings = ", ".join([f"lr {mine[0]['lr']:g}", *(f"{name} {value}" for name, value in given.items())])
+            objective, area = (spread([row[key] for row in mine], 4) for key in ("objective", "test_partial_auc"))
+            lines.append(f"| {tau} | {method} | {objective} | {area} | {settings} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--path", required=True, help="CIFAR-10 as an image folder: train/<class>/, test/<class>/")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds of both stages (0 1 2)")
+    parser.add_argument("--width", type=int, default=16, help="width of the ResNet-18; 64 is the usual one (16)")
+    parser.add_argument("--pretrain-epochs", type=int, default=15, help="epochs of the first stage (15)")
+    parser.add_argument("--epochs", type=int, default=60, help="epochs of the second stage (60)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at a time, one thread each")
+    parser.add_argument("--out", type=Path, default=Path("runs/compare_pauc"), help="folder of what is kept")
+    arguments = parser.parse_args()
+    out: Path = arguments.out / f"width_{arguments.width}_epochs_{arguments.pretrain_epochs}"
+    folders = {seed: out / f"seed_{seed}" for seed in arguments.seeds}
+    first = [
+        (arguments.path, seed, arguments.width, arguments.pretrain_epochs, folder)
+        for seed, folder in folders.items()
+        if not (folder / "test" / "scores.npy").exists()
+    ]
+    run_missing(pretrain, first, out / "pretrained.csv", arguments.workers)
+    done = {(row["seed"], row["tau"], row["method"], row["epochs"]) for row in read_rows(out / "runs.csv")}
+    todo = [
+        (folder, tau, method, seed, arguments.epochs)
+        for tau in TAUS
+        for seed, folder in folders.items()
+        for method in (PRETRAINING, *SETTINGS[tau])
+        if (seed, tau, method, arguments.epochs) not in done
+    ]
+    run_missing(run, todo, out / "runs.csv", arguments.workers)
+    rows = [
+        row
+        for row in read_rows(out / "runs.csv")
+        if row["seed"] in arguments.seeds and row["epochs"] == arguments.epochs
+    ]
+    order = [PRETRAINING, *SETTINGS[TAUS[0]]]
+    print(table(sorted(rows, key=lambda row: order.index(row["method"]))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,378 @@
+"""Binary classification by partial AUC."""
+
+from __future__ import annotations
+
+import difflib
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import lightning as L
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from scent_lightning.duals import DualUpdate, DualVariableMixin, exchange
+from scent_lightning.errors import InputError
+from scent_lightning.functional import at_least_float32, check_surrogate, pairwise_surrogate
+from scent_lightning.metrics import OneWayPartialAUC, PartialAUCObjective, TwoWayPartialAUC
+from scent_lightning.metrics.entropic_risk import check_tau
+from scent_lightning.tasks.training import (
+    LearningRateSchedule,
+    check_optimization,
+    logs_this_step,
+    scheduled_optimizer,
+)
+
+__all__ = ["PartialAUCTask"]
+
+Batch = tuple[Tensor, Tensor, Tensor]
+Surrogate = Literal["squared_hinge", "squared", "hinge", "logistic"]
+Score = Literal["sigmoid", "raw"]
+Loss = Literal["partial_auc", "cross_entropy"]
+_ANCHOR = "nu"
+
+
+class PartialAUCTask(DualVariableMixin, L.LightningModule):
+    r"""Binary classification that maximises the left end of the ROC curve, for few positives among many negatives.
+
+    .. math:: \min_w \frac{1}{n_+} \sum_{i \in S_+} \tau \log \frac{1}{n_-} \sum_{j \in S_-}
+              \exp \frac{\ell(s_w(x_j) - s_w(x_i))}{\tau}
+
+    (Wei et al. 2026, one-way partial AUC maximisation; Zhu et al. 2022): for every positive an entropic risk over the
+    negatives, which looks at those that score highest, and the more so the smaller τ is. Each positive training row is
+    an anchor with a dual variable, at its dataset index in ``nu``. A batch must hold both classes:
+    :class:`~scent_lightning.data.StratifiedBatchSampler` sees to it, and
+    :class:`~scent_lightning.data.ImbalancedImageDataModule` uses it.
+
+    **Two stages.** First train the whole network with ``loss="cross_entropy"``. Then give that run's checkpoint as
+    ``backbone_checkpoint``: all but the classifier, which is the network's last linear layer, is loaded from it, and
+    the classifier starts anew; with ``freeze_backbone`` it alone is trained. Train a frozen backbone on features
+    computed once if you can: then the network is a linear head, and a step costs next to nothing.
+
+    Logs ``train/loss``, and for validation and test ``…/objective`` (the training objective over all positives ×
+    negatives, exact), ``…/partial_auc`` and ``…/partial_auc_standardized`` (FPR at most ``max_fpr``; McClish),
+    ``…/two_way_partial_auc`` (TPR at least ``min_tpr`` as well) and ``…/auroc``. ``predict`` gives a score a row.
+
+    In a distributed run the negatives' scores of all processes are shared, so that the pairs of a step are those of the
+    whole batch; each process keeps the ν of its own positives.
+
+    Args:
+        num_anchors: number of training rows n, of both classes; the command line takes it from the data module.
+        dual: the dual update; the command line's ``--dual``. Not used with the cross-entropy.
+        num_features: number of features D of a linear head; the command line takes it from the data module.
+        network: maps inputs to one score a row, ``(B,)`` or ``(B, 1)``.
+        torchvision_model: a classifier of torchvision by name, with one output, instead of ``network``. Without
+            either the network is linear in the inputs, which are then features ``(B, D)``.
+        torchvision_weights: pretrained weights of that model by name ("DEFAULT", say); downloaded.
+        loss: "partial_auc", or "cross_entropy" for the first stage.
+        tau: temperature τ in the units of the surrogate, above 0.
+        surrogate: "squared_hinge", "squared", "hinge" or "logistic", see
+            :func:`~scent_lightning.functional.pairwise_surrogate`.
+        margin: margin of the surrogate, in the units of the scores, at least 0.
+        score: "sigmoid" of the network's output (published), or the output itself, "raw", which makes the objective
+            of a linear head convex.
+        backbone_checkpoint: checkpoint of the first stage, or a file with a state dict of the network.
+        freeze_backbone: train the classifier only; the rest stays as it is, batch-norm statistics included.
+        max_fpr: largest false-positive rate of the partial AUC that is logged, in (0, 1].
+        min_tpr: smallest true-positive rate of the two-way partial AUC that is logged, in [0, 1).
+        lr: learning rate of SGD, above 0.
+        momentum: momentum of SGD, in [0, 1).
+        weight_decay: L2 penalty of SGD, at least 0.
+        optimizer: another optimiser by class path, with its own settings; replaces the three above.
+        lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
+
+    Raises:
+        InputError: an argument out of its range; before training a backbone checkpoint that does not match (which
+            keys); in training a batch without positives or without negatives, or a label other than 0 and 1.
+
+    Example:
+        >>> import torch
+        >>> from scent_lightning.duals import SCENT
+        >>> task = PartialAUCTask(num_anchors=6, num_features=4, dual=SCENT(log_alpha=0.0), tau=0.1)
+        >>> batch = (torch.randn(4, 4), torch.tensor([1, 1, 0, 0]), torch.tensor([5, 2, 0, 3]))
+        >>> loss = task.training_step(batch, 0)
+        >>> task.duals["nu"].visited.nonzero().flatten().tolist()
+        [2, 5]
+    """
+
+    network: nn.Module
+
+    def __init__(
+        self,
+        num_anchors: int,
+        dual: DualUpdate,
+        num_features: int | None = None,
+        network: nn.Module | None = None,
+        torchvision_model: str | None = None,
+        torchvision_weights: str | None = None,
+        loss: Loss = "partial_auc",
+        tau: float = 0.1,
+        surrogate: Surrogate = "squared_hinge",
+        margin: float = 0.5,
+        score: Score = "sigmoid",
+        backbone_checkpoint: str | None = None,
+        freeze_backbone: bool = False,
+        max_fpr: float = 0.3,
+        min_tpr: float = 0.5,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        optimizer: OptimizerCallable | None = None,
+        lr_schedule: LearningRateSchedule = "cosine",
+    ) -> None:
+        super().__init__()
+        for name, value, kinds in (("loss", loss, Loss), ("score", score, Score)):
+            if value not in get_args(kinds):
+                raise InputError(f"{name} must be one of {', '.join(get_args(kinds))}, got {value!r}")
+        check_surrogate(surrogate, margin)
+        check_optimization(lr, momentum, weight_decay, lr_schedule)
+        if network is not None and torchvision_model is not None:
+            raise InputError("network and torchvision_model exclude each other, got both")
+        if torchvision_weights is not None and torchvision_model is None:
+            raise InputError(f"torchvision_weights {torchvision_weights!r} needs a torchvision_model")
+        unsaved = [name for name, value in (("network", network), ("optimizer", optimizer)) if value is not None]
+        self.save_hyperparameters(ignore=unsaved)
+        self.loss = loss
+        self.tau = check_tau(tau)
+        self.surrogate = surrogate
+        self.margin = margin
+        self.score = score
+        self.backbone_checkpoint = backbone_checkpoint
+        self.freeze_backbone = freeze_backbone
+        self.lr = lr
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.optimizer = optimizer
+        self.lr_schedule = lr_schedule
+        if torchvision_model is not None:
+            network = _torchvision_network(torchvision_model, torchvision_weights)
+        if network is None:
+            if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
+                raise InputError(
+                    f"num_features must be a positive integer for a linear head, got {num_features!r}; for images give "
+                    "network or torchvision_model"
+                )
+            network = nn.Linear(num_features, 1)
+        self.network = network
+        self._started = False
+        self._classifier = _last_linear(network)
+        if (backbone_checkpoint is not None or freeze_backbone) and not self._classifier:
+            argument = "freeze_backbone" if freeze_backbone else "backbone_checkpoint"
+            found = "is a linear layer itself" if self._classifier == "" else "has no linear layer"
+            raise InputError(f"{argument} needs a network whose last linear layer is its classifier; this one {found}")
+        if freeze_backbone:
+            for name, parameter in network.named_parameters():
+                parameter.requires_grad_(self._in_classifier(name))
+        self.add_dual(_ANCHOR, num_anchors, dual)
+        self.stage_metrics = nn.ModuleDict(
+            {
+                stage: nn.ModuleDict(
+                    {
+                        "objective": PartialAUCObjective(self.tau, surrogate, margin),
+                        "partial_auc": OneWayPartialAUC(max_fpr),
+                        "partial_auc_standardized": OneWayPartialAUC(max_fpr, standardized=True),
+                        "two_way_partial_auc": TwoWayPartialAUC(min_tpr, max_fpr),
+                        "auroc": OneWayPartialAUC(1.0),
+                    }
+                )
+                for stage in ("val", "test")
+            }
+        )
+        self.train(self.training)
+
+    def _in_classifier(self, name: str) -> bool:
+        return name.startswith(f"{self._classifier}.")
+
+    def train(self, mode: bool = True) -> PartialAUCTask:
+        """As every module's, but a frozen backbone stays in evaluation mode: its batch-norm statistics do not move."""
+        super().train(mode)
+        if self.freeze_backbone:
+            for name, module in self.network.named_modules():
+                if name != self._classifier:
+                    module.training = False
+        return self
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The network's output for each row, shape ``(B,)``, in float32 or better; higher is more positive."""
+        output: Tensor = self.network(inputs)
+        if output.shape not in ((len(inputs),), (len(inputs), 1)):
+            raise InputError(
+                f"network must give one score a row: expected shape ({len(inputs)},) or ({len(inputs)}, 1), got "
+                f"{tuple(output.shape)}"
+            )
+        return at_least_float32(output).flatten()
+
+    def scores(self, output: Tensor) -> Tensor:
+        """What is ranked: the sigmoid of the network's output, or the output, shape ``(B,)``."""
+        return torch.sigmoid(output) if self.score == "sigmoid" else output
+
+    # ---------------------------------------------------------------- backbone
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Loaded weights are not to be overwritten by the first stage's."""
+        super().on_load_checkpoint(checkpoint)
+        self._started = True
+
+    def on_fit_start(self) -> None:
+        """Load the backbone, before the first training only."""
+        super().on_fit_start()
+        if self.backbone_checkpoint is not None and not self._started:
+            self.load_backbone(self.backbone_checkpoint)
+        self._started = True
+
+    def load_backbone(self, path: str) -> None:
+        """Load all of the network but its classifier.
+
+        Args:
+            path: a checkpoint of this task, or a file with a state dict of the network, by itself or under
+                "state_dict". Entries of a classifier are passed over, whatever their shape.
+
+        Raises:
+            InputError: the file is missing, cannot be read without running code in it, or does not match the network.
+        """
+        own = {name: value for name, value in self.network.state_dict().items() if not self._in_classifier(name)}
+        given = {name: value for name, value in _state_of(path).items() if not self._in_classifier(name)}
+        problems = []
+        for what, names in (
+            ("lacks", [name for name in own if name not in given]),
+            ("has unknown", [name for name in given if name not in own]),
+            (
+                "has another shape of",
+                [name for name in own if name in given and own[name].shape != given[name].shape],
+            ),
+        ):
+            if names:
+                problems.append(f"{what} {', '.join(names[:3])}" + (f" and {len(names) - 3} more" * (len(names) > 3)))
+        if problems:
+            raise InputError(f"backbone_checkpoint {path} does not match the network: it {'; it '.join(problems)}")
+        self.network.load_state_dict(given, strict=False)
+
+    # ---------------------------------------------------------------- steps
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Update ν at the batch's positives and return τ times the dual objective; or return the cross-entropy."""
+        inputs, labels, index = batch
+        output = self(inputs)
+        if self.loss == "cross_entropy":
+            loss = binary_cross_entropy_with_logits(output, labels.to(output.dtype))
+        else:
+            scores = self.scores(output)
+            if exchange.distributed():
+                positives, negatives = exchange.checked(_classes, labels)
+            else:
+                positives, negatives = _classes(labels)
+            negative_scores = scores[negatives]
+            if exchange.distributed():
+                negative_scores = exchange.gather_with_gradient(negative_scores)
+            difference = negative_scores.unsqueeze(0) - scores[positives].unsqueeze(1)
+            losses = pairwise_surrogate(difference, self.surrogate, self.margin) / self.tau
+            loss = self.tau * self.entropic_risk(_ANCHOR, losses, index[positives.to(index.device)])
+        if logs_this_step(self._trainer):
+            self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def _evaluate(self, stage: str, batch: Batch) -> dict[str, Tensor]:
+        inputs, labels, index = batch
+        scores = self.scores(self(inputs))
+        for name, metric in cast(Any, self.stage_metrics[stage]).items():
+            metric.update(scores, labels)
+            self.log(f"{stage}/{name}", metric, on_epoch=True, prog_bar=name in ("objective", "partial_auc"))
+        return {"index": index, "score": scores, "label": labels}
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Objective and areas under the ROC curve over the validation rows.
+
+        Returns:
+            ``index``, ``score`` and ``label`` of each row, shape ``(B,)`` each, for callbacks.
+        """
+        return self._evaluate("val", batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Objective and areas under the ROC curve over the test rows; returns what the validation step does."""
+        return self._evaluate("test", batch)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Score a batch.
+
+        Returns:
+            ``index`` (the row), ``score`` and ``label``, each of shape ``(B,)``.
+        """
+        inputs, labels, index = batch
+        return {"index": index, "score": self.scores(self(inputs)), "label": labels}
+
+    # ---------------------------------------------------------------- optimiser
+
+    def configure_optimizers(self) -> Any:
+        """SGD, or the optimiser given, on what is not frozen, with the learning-rate schedule."""
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        if self.optimizer is not None:
+            optimizer = self.optimizer(parameters)
+        else:
+            optimizer = torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        return scheduled_optimizer(self.trainer, optimizer, self.lr_schedule)
+
+
+def _classes(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Places of the positive and of the negative rows of a batch, or InputError."""
+    positives, negatives = ((labels == value).nonzero().squeeze(1) for value in (1, 0))
+    if len(positives) + len(negatives) != len(labels):
+        other = labels[(labels != 0) & (labels != 1)][0].item()
+        raise InputError(f"labels must be 0 (negative) or 1 (positive), got {other}")
+    if not len(positives) or not len(negatives):
+        lacking = "positive row (label 1)" if len(negatives) else "negative row (label 0)"
+        raise InputError(
+            f"a training batch of {len(labels)} rows has no {lacking}: use StratifiedBatchSampler, which puts both "
+            "classes into every batch"
+        )
+    return positives, negatives
+
+
+def _last_linear(network: nn.Module) -> str | None:
+    """Name of the network's last linear layer ("" if it is the network itself), or None."""
+    names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    return names[-1] if names else None
+
+
+def _torchvision_network(name: str, weights: str | None) -> nn.Module:
+    from torchvision.models import get_model, list_models
+
+    known = [model for model in list_models() if "/" not in model]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=5) or known[:5]
+        raise InputError(f"torchvision_model {name!r} is not known; known are {', '.join(near)}, …")
+    try:
+        network: nn.Module = get_model(name, weights=weights)
+    except (KeyError, ValueError) as error:
+        raise InputError(f"torchvision_weights {weights!r} are not known for {name}") from error
+    classifier = _last_linear(network)
+    if not classifier:
+        raise InputError(f"torchvision_model {name!r} does not end in a linear layer, which would be its classifier")
+    parent, _, last = classifier.rpartition(".")
+    width = cast(nn.Linear, network.get_submodule(classifier)).in_features
+    setattr(network.get_submodule(parent), last, nn.Linear(width, 1))
+    return network
+
+
+def _state_of(path: str) -> dict[str, Tensor]:
+    """The network's state in a checkpoint of this task, or in a file with a state dict."""
+    if not Path(path).is_file():
+        raise InputError(f"backbone_checkpoint {path} does not exist")
+    try:
+        state: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise InputError(f"backbone_checkpoint {path} is no file of plain tensors, whole and of torch") from error
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise InputError(f"backbone_checkpoint {path} must hold a state dict")
+    return dict(_without_prefix(state))
+
+
+def _without_prefix(state: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    prefix = "network." if any(name.startswith("network.") for name in state) else ""
+    for name, value in state.items():
+        if name.startswith(prefix):
+            yield name.removeprefix(prefix), value
