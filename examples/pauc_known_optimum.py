@@ -6,7 +6,8 @@ and the rest, (F − F*) / (F_start − F*), is printed in per cent: with 32 pos
 and 4, where the bias of a mini-batch is what separates the methods.
 
 The rows are 2,000 positive and 10,000 negative training images of an image folder (train/<class>/…, the second half of
-the classes is positive) under a random convolution; without a folder scikit-learn's digits.
+the classes is positive) under a random convolution, whitened: --path, or cifar10 in the folder that the environment
+variable SCENT_LIGHTNING_DATA names; without either scikit-learn's digits.
 
     python examples/pauc_known_optimum.py --path data/cifar10 --workers 2
 
@@ -20,6 +21,7 @@ import json
 import logging
 import os
 import statistics
+import tarfile
 import tempfile
 import warnings
 from pathlib import Path
@@ -79,9 +81,24 @@ def digit_features() -> tuple[Array, Array]:
     return digits.data[kept], positive[kept].astype(np.float64)
 
 
-def write_features(path: str | None, out: Path) -> None:
+def find_images(path: str | None, out: Path) -> Path | None:
+    """The image folder: as given, unpacked from an archive, or in SCENT_LIGHTNING_DATA; None if there is none."""
+    found = Path(path) if path else Path(os.environ.get("SCENT_LIGHTNING_DATA", "data")) / "cifar10"
+    archives = [found] if found.is_file() else sorted(found.glob("*.tar.gz"))
+    if (found / "train").is_dir():
+        return found
+    if archives:
+        with tarfile.open(archives[0]) as archive:
+            archive.extractall(out / "images", filter="data")
+        return out / "images"
+    if path:
+        raise SystemExit(f"{found} has neither a folder train nor an archive .tar.gz with one")
+    return None
+
+
+def write_features(path: Path | None, out: Path) -> None:
     """The features, whitened to 128 principal components, in the layout that the data module reads."""
-    features, labels = image_features(Path(path)) if path else digit_features()
+    features, labels = image_features(path) if path else digit_features()
     features = PCA(min(COMPONENTS, features.shape[1]), whiten=True, random_state=0).fit_transform(features)
     for split in ("train", "test"):
         (out / split).mkdir(parents=True)
@@ -124,7 +141,9 @@ def solve(positives: Array, negatives: Array, tau: float) -> tuple[float, Array]
     """F* and where it is."""
     options = {"maxiter": 2000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-7, "maxcor": 30}
     start = np.zeros(positives.shape[1])
-    found = minimize(objective_and_gradient, start, (positives, negatives, tau), method="L-BFGS-B", jac=True, options=options)
+    found = minimize(
+        objective_and_gradient, start, (positives, negatives, tau), method="L-BFGS-B", jac=True, options=options
+    )
     print(
         f"τ {tau}: F* = {found.fun:.7f} after {found.nfev} evaluations, largest entry of the gradient "
         f"{np.abs(found.jac).max():.1e}; F at the start {objective(start, positives, negatives, tau):.4f}"
@@ -202,7 +221,7 @@ def run(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--path", help="image folder with train/<class>/; default: scikit-learn's digits")
+    parser.add_argument("--path", help="image folder with train/<class>/, or a .tar.gz of one")
     parser.add_argument("--epochs", type=int, default=60, help="epochs of a run (60)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="seeds (0)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at a time, one thread each")
@@ -211,7 +230,7 @@ def main() -> None:
     out = arguments.out or Path(tempfile.mkdtemp(prefix="pauc_known_optimum_"))
     folder = out / "features"
     if not folder.exists():
-        write_features(arguments.path, folder)
+        write_features(find_images(arguments.path, out), folder)
     positives, negatives = read_features(folder)
     print(f"{len(positives):,} positives × {len(negatives):,} negatives, {positives.shape[1]} features")
     optima = {tau: solve(positives, negatives, tau)[0] for tau in TAUS}

@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from PIL import Image
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scent_lightning.cli import ScentCLI, main

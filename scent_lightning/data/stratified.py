@@ -28,19 +28,63 @@ def check_class_size(name: str, count: int, num_replicas: int, rows: int, kind: 
         raise InputError(f"{name} {count}{processes} is more than the {rows} {kind} rows there are; allowed: {allowed}")
 
 
-class _Stream:
-    """Positions 0…``size`` − 1, permutation after permutation, without a repeat within one :meth:`take`."""
+def _generator(*key: int) -> torch.Generator:
+    """Random numbers of their own for each key."""
+    state = np.random.SeedSequence(key).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0]))
 
-    def __init__(self, size: int, generator: torch.Generator) -> None:
+
+def _turn(size: int, count: int, epoch: int, *key: int) -> Tensor:
+    """Which ``count`` of ``size`` positions have their turn in ``epoch``: all equally often, to within one, over epochs.
+
+    Epoch after epoch takes its part of permutation after permutation, each found from its number alone. ``count`` is at
+    most half of ``size``.
+    """
+
+    def permutation(number: int) -> tuple[Tensor, int]:
+        """The permutation, and how many of its last positions the epoch at its end takes."""
+        return torch.randperm(size, generator=_generator(*key, number)), (number + 1) * size % count
+
+    number, start = divmod(epoch * count, size)
+    order, last = permutation(number)
+    if number > 0:
+        # The first epoch in it has taken the last positions of the permutation before: those come later in this one.
+        # Its own last positions stay where they are, so that no permutation depends on more than the one before.
+        before, taken = permutation(number - 1)
+        early, end = order[: size - last], order[size - last :]
+        late = torch.isin(early, before[size - taken :])
+        order = torch.cat((early[~late], early[late], end))
+    if start + count <= size:
+        return order[start : start + count]
+    tail = order[start:]
+    following, last = permutation(number + 1)
+    early = following[: size - last]
+    return torch.cat((tail, early[~torch.isin(early, tail)][: count - len(tail)]))
+
+
+class _Stream:
+    """Positions 0…``size`` − 1 of one epoch, permutation after permutation, without a repeat within one :meth:`take`.
+
+    Where the epoch's ``total`` is not a multiple of the size, the epoch begins with the rest: with rows whose turn it
+    is, so that all rows are taken equally often over many epochs, too.
+    """
+
+    def __init__(self, size: int, total: int, epoch: int, *key: int) -> None:
         self.size = size
-        self.generator = generator
-        self.order = torch.randperm(size, generator=generator)
+        self.generator = _generator(*key, 0, epoch)
+        rest = total % size
+        chosen = _turn(size, min(rest, size - rest), epoch, *key, 1) if rest else torch.arange(0)
+        if rest > size - rest:
+            left_out = torch.zeros(size, dtype=torch.bool)
+            left_out[chosen] = True
+            chosen = (~left_out).nonzero().squeeze(1)
+        self.order = chosen[torch.randperm(len(chosen), generator=self.generator)]
         self.start = 0
 
     def take(self, count: int) -> Tensor:
         """The next ``count`` positions, shape ``(count,)``; ``count`` is at most the size."""
         end = self.start + count
-        if end <= self.size:
+        if end <= len(self.order):
             taken = self.order[self.start : end]
             self.start = end
             return taken
@@ -56,7 +100,7 @@ class _Stream:
     def skip(self, batches: int, count: int) -> None:
         """Go where ``batches`` calls of ``take(count)`` lead."""
         while batches > 0:
-            whole = min(batches, (self.size - self.start) // count)
+            whole = min(batches, (len(self.order) - self.start) // count)
             self.start += whole * count
             batches -= whole
             if batches > 0:
@@ -75,14 +119,12 @@ class _Batches(Iterator[list[int]]):
     def _start(self) -> None:
         sampler = self.sampler
         self.epoch = sampler.epoch
-        seed = np.random.SeedSequence([sampler.seed, self.epoch]).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(seed[0]))
         self.streams = []
-        for rows, count in sampler.groups:
-            # A generator each: the order of a class does not depend on the size of the other.
-            own = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator)))
-            stream = _Stream(len(rows), own)
-            stream.skip(self.done, sampler.num_replicas * count)
+        for label, (rows, count) in enumerate(sampler.groups):
+            # A key each: the order of a class does not depend on the size of the other.
+            common = sampler.num_replicas * count
+            stream = _Stream(len(rows), common * sampler.num_batches, self.epoch, sampler.seed, label)
+            stream.skip(self.done, common)
             self.streams.append(stream)
 
     def __next__(self) -> list[int]:
@@ -103,7 +145,7 @@ class StratifiedBatchSampler(DistributedSampler[list[int]]):
     """Lists of dataset indices: first ``positives`` rows with label 1, then ``negatives`` rows with label 0.
 
     Each class is shuffled, used up and shuffled anew, also within an epoch: in an epoch all rows of a class appear
-    equally often, to within one. No row appears twice in a batch, nor in the batches that several processes take at
+    equally often, to within one, and rows that come once less have their turn in a later epoch. No row appears twice in a batch, nor in the batches that several processes take at
     the same time; there, the first process has the first part of one common batch, the second process the next, so that
     two processes with half of the rows see what one process would. The order of an epoch depends on ``seed`` and the
     number of the epoch alone.

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.conftest import ROOT
 
@@ -74,6 +75,52 @@ def test_comparison_on_classes(tmp_path):
     assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 5
     assert "| SOX |" in output
     assert (tmp_path / "out" / "cross_entropy.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_partial_auc_against_its_known_optimum(tmp_path):
+    arguments = ["--epochs", 3, "--workers", 2, "--out", tmp_path / "out"]
+    output = script(tmp_path, "pauc_known_optimum.py", *arguments, SCENT_LIGHTNING_DATA="none")
+    gaps = json.loads(output.strip().splitlines()[-1])
+    methods = {"BSGD", "ASGD", "SoftplusASGD", "UMax", "SOX", "SCENT"}
+    assert set(gaps) == {"0.05", "0.1"}
+    for by_method in gaps.values():
+        assert set(by_method) == methods
+        assert all(gap >= 0 for gap in by_method.values())  # F* is the least
+        assert by_method["SCENT"] < 1
+    assert "32 positives and 4 negatives a batch" in output
+    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 25
+    script(tmp_path, "pauc_known_optimum.py", *arguments, SCENT_LIGHTNING_DATA="none")
+    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 25
+
+
+@pytest.mark.slow
+def test_comparison_on_partial_auc(tmp_path):
+    generator = np.random.default_rng(0)
+    for split, images in (("train", 150), ("test", 30)):
+        for number, name in enumerate(("cat", "dog")):
+            (tmp_path / split / name).mkdir(parents=True)
+            for image in range(images):
+                pixels = generator.integers(0, 128, (8, 8, 3)) + 40 * number
+                # 150 of each class, of which 30 positive ones stay: one batch needs 32.
+                for copy in range(2):
+                    Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / split / name / f"{image}_{copy}.png")
+    few = ["--path", tmp_path, "--seeds", 0, "--width", 2, "--pretrain-epochs", 1, "--epochs", 1, "--workers", 2]
+    output = script(tmp_path, "compare_pauc.py", *few, "--out", tmp_path / "out")
+    assert output.count("| cross-entropy |") == output.count("| SCENT |") == 2
+    (runs,) = (tmp_path / "out").glob("*/runs.csv")
+    lines = runs.read_text().splitlines()
+    assert len(lines) == 1 + 2 * 7
+    script(tmp_path, "compare_pauc.py", *few, "--out", tmp_path / "out")
+    assert runs.read_text().splitlines() == lines
+
+
+@pytest.mark.slow
+def test_partial_auc_step_prints_its_figures(tmp_path):
+    output = script(tmp_path, "benchmarks/pauc_step.py", "--steps", 5, "--turns", 1)
+    (figures,) = json.loads(output.strip().splitlines()[-1]).values()
+    assert set(figures) == {"network", "frozen", "linear"}
+    assert all(value > 0 for value in figures.values())
 
 
 @pytest.mark.slow
