@@ -35,7 +35,7 @@ def _generator(*key: int) -> torch.Generator:
 
 
 def _turn(size: int, count: int, epoch: int, *key: int) -> Tensor:
-    """Which ``count`` of ``size`` positions have their turn in ``epoch``: all equally often, to within one, over epochs.
+    """Which ``count`` of ``size`` positions have their turn in ``epoch``: all equally often over epochs, to within one.
 
     Epoch after epoch takes its part of permutation after permutation, each found from its number alone. ``count`` is at
     most half of ``size``.
@@ -145,10 +145,10 @@ class StratifiedBatchSampler(DistributedSampler[list[int]]):
     """Lists of dataset indices: first ``positives`` rows with label 1, then ``negatives`` rows with label 0.
 
     Each class is shuffled, used up and shuffled anew, also within an epoch: in an epoch all rows of a class appear
-    equally often, to within one, and rows that come once less have their turn in a later epoch. No row appears twice in a batch, nor in the batches that several processes take at
-    the same time; there, the first process has the first part of one common batch, the second process the next, so that
-    two processes with half of the rows see what one process would. The order of an epoch depends on ``seed`` and the
-    number of the epoch alone.
+    equally often, to within one, and rows that come once less have their turn in a later epoch. No row appears twice in
+    a batch, nor in the batches that several processes take at the same time; there, the first process has the first
+    part of one common batch, the second process the next, so that two processes with half of the rows see what one
+    process would. The order of an epoch depends on ``seed`` and the number of the epoch alone.
 
     In a plain loop: ``DataLoader(dataset, batch_sampler=sampler)``, and ``sampler.set_epoch(epoch)`` before each epoch.
     Under Lightning: ``DataLoader(dataset, sampler=sampler, batch_size=None)`` with a data set whose ``__getitem__``

@@ -1,0 +1,57 @@
+"""Pure tensor functions: no state, no Lightning."""
+
+from scent_lightning.functional.contrastive import (
+    ContrastiveLogMeans,
+    Everyone,
+    contrastive_log_means,
+    contrastive_loss,
+    contrastive_scores,
+)
+from scent_lightning.functional.duals import (
+    asgd_step,
+    at_least_float32,
+    exponential_objective,
+    exponential_objective_from,
+    guard,
+    log_mean_exp,
+    log_mean_exp_from,
+    mean_over,
+    proximal_mirror_descent_step,
+    shift_by_largest,
+    softplus_asgd_step,
+    softplus_objective,
+    sox_step,
+    umax_step,
+    wide,
+    wide_dtype,
+    with_gradient,
+)
+from scent_lightning.functional.surrogates import SURROGATES, check_surrogate, pairwise_surrogate
+
+__all__ = [
+    "SURROGATES",
+    "ContrastiveLogMeans",
+    "Everyone",
+    "asgd_step",
+    "at_least_float32",
+    "check_surrogate",
+    "contrastive_log_means",
+    "contrastive_loss",
+    "contrastive_scores",
+    "exponential_objective",
+    "exponential_objective_from",
+    "guard",
+    "log_mean_exp",
+    "log_mean_exp_from",
+    "mean_over",
+    "pairwise_surrogate",
+    "proximal_mirror_descent_step",
+    "shift_by_largest",
+    "softplus_asgd_step",
+    "softplus_objective",
+    "sox_step",
+    "umax_step",
+    "wide",
+    "wide_dtype",
+    "with_gradient",
+]
