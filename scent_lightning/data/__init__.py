@@ -1,6 +1,7 @@
 """Data modules. Each yields batches that end with the dataset index of every row, and tells ``num_anchors``."""
 
 from scent_lightning.data.features import FeatureDataModule, SyntheticFeatureDataModule
+from scent_lightning.data.image_text import ImageTextDataModule
 from scent_lightning.data.imbalanced import ImbalancedImageDataModule
 from scent_lightning.data.indexed import IndexedTensorDataset, batch_loader
 from scent_lightning.data.stratified import StratifiedBatchSampler
@@ -8,6 +9,7 @@ from scent_lightning.data.tabular import TabularRegressionDataModule
 
 __all__ = [
     "FeatureDataModule",
+    "ImageTextDataModule",
     "ImbalancedImageDataModule",
     "IndexedTensorDataset",
     "StratifiedBatchSampler",

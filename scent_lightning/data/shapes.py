@@ -56,6 +56,7 @@ def _distance(shape: int, x: Array, y: Array, radius: Array) -> Array:
     elif shape == 1:
         distance = np.maximum(np.abs(x), np.abs(y)) - np.float32(0.886) * radius
     elif shape == 2:
+        y = y - np.float32(0.35) * radius  # centre of the height, not of gravity: fewer tips outside the image
         slope = np.float32(0.866) * np.abs(x) - np.float32(0.5) * y
         distance = np.maximum(slope, y) - np.float32(0.7) * radius
     else:

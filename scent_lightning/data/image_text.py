@@ -1,0 +1,899 @@
+"""Pairs of an image and a caption, each with its position in the source: a table, shards, or synthetic shapes."""
+
+from __future__ import annotations
+
+import glob
+import io
+import json
+import math
+import os
+import re
+import tarfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from scent_lightning.data.features import _check_integer, _FeatureDataModule, _Split
+from scent_lightning.data.indexed import ShuffledSampler, _identity, check_batch_size
+from scent_lightning.data.shapes import NUM_CAPTIONS, Shapes
+from scent_lightning.errors import InputError
+
+__all__ = ["ImageTextDataModule"]
+
+Array = npt.NDArray[Any]
+Tokenizer = Callable[[list[str]], Tensor]
+Transform = Callable[[Tensor], Tensor]
+Source = Literal["table", "webdataset", "shapes"]
+
+# open_clip.OPENAI_DATASET_MEAN and open_clip.OPENAI_DATASET_STD
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+# Formats that Pillow decodes by itself: for others, such as EPS, it runs a program on the file.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+SHARD_IMAGES = ("jpg", "jpeg", "png", "webp")
+SHARD_MEMBER = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)")  # webdataset's rule: the key ends at the first dot of the name
+TOKENISED_AT_ONCE = 100_000  # captions: six seconds, and 31 MB at 77 tokens
+NAMED = 5
+LOOKED_FOR = 20
+
+
+def _some(values: Sequence[Any]) -> str:
+    shown = ", ".join(str(value) for value in values[:NAMED])
+    return shown if len(values) <= NAMED else f"{shown}, … ({len(values)} in all)"
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _leads_outside(path: str) -> bool:
+    """Whether a relative path leaves the folder it is relative to."""
+    return not os.path.isabs(path) and os.path.normpath(path).split(os.sep)[0] == os.pardir
+
+
+def _elsewhere(path: str) -> str:
+    """The path in the folder that the environment variable SCENT_LIGHTNING_DATA names."""
+    return os.path.join(os.environ.get("SCENT_LIGHTNING_DATA") or "", path)
+
+
+class _Strings:
+    """A list of strings in two blocks of memory, which forked loader processes share.
+
+    Args:
+        strings: what it holds.
+    """
+
+    def __init__(self, strings: Iterable[str]) -> None:
+        encoded = [string.encode("utf-8", "surrogatepass") for string in strings]
+        self.ends = np.cumsum([0, *map(len, encoded)])
+        self.bytes = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, position: int) -> str:
+        return self.bytes[self.ends[position] : self.ends[position + 1]].tobytes().decode("utf-8", "surrogatepass")
+
+
+class _BadPairError(Exception):
+    """A pair that has to be skipped; the message says which file, and why."""
+
+
+def _decode(file: str | io.BytesIO, name: str) -> Tensor:
+    """The image in ``file`` as RGB: uint8, shape (3, H, W); raises _BadPairError if there is none."""
+    from PIL import Image
+
+    Image.init()  # once; else the formats have no decoder before others were tried
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            pixels = np.array(image.convert("RGB"))
+    except Exception as error:  # what a decoder raises on corrupt bytes depends on the format
+        if isinstance(error, FileNotFoundError):
+            raise _BadPairError(f"{name} does not exist") from error
+        reason = _reason(error) if isinstance(file, str) else "no image can be decoded from it"
+        raise _BadPairError(f"cannot read {name} as an image: {reason}") from error
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+# Sources. Row i of a source is always the same pair, whatever becomes of the others.
+
+
+class _Files:
+    """Pairs in files.
+
+    Args:
+        split: its name.
+        rows: number of rows.
+    """
+
+    def __init__(self, split: str, rows: int) -> None:
+        self.split = split
+        if rows == 0:
+            raise InputError(f"split {split!r} has no rows")
+        # In shared memory: loader processes write it too.
+        self.skipped: Tensor = torch.zeros(rows, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+
+    def __len__(self) -> int:
+        return len(self.skipped)
+
+    def read(self, row: int, image: bool = True) -> tuple[str, Tensor | None]:
+        """Caption, and image (uint8, shape (3, H, W)) if asked for; raises _BadPairError."""
+        raise NotImplementedError
+
+    def caption(self, row: int) -> str:
+        """Caption, "" where there is none."""
+        try:
+            return self.read(row, image=False)[0]
+        except _BadPairError:
+            return ""
+
+    def skip(self, row: int, reason: str) -> None:
+        """Count the row, once, and say so of the first ones."""
+        if self.skipped[row]:
+            return
+        self.skipped[row] = True
+        count = int(self.skipped.sum())
+        if count == len(self):
+            raise InputError(f"split {self.split!r} has no pair that can be used, of {count}; the last one: {reason}")
+        if count <= NAMED:
+            more = "; no more are named" if count == NAMED else ""
+            warnings.warn(f"pair {row} of split {self.split!r} is skipped: {reason}{more}", stacklevel=2)
+
+
+class _Table(_Files):
+    """Pairs of a table.
+
+    Args:
+        split: its name.
+        path: of the table.
+        names: path of each image, shape ``(n,)``; relative ones are in the table's folder.
+        captions: shape ``(n,)``; "" where there is none.
+        rows: of the table, counted from 0, shape ``(n,)``.
+    """
+
+    def __init__(self, split: str, path: Path, names: Iterable[str], captions: Iterable[str], rows: Array) -> None:
+        super().__init__(split, len(rows))
+        self.path = path
+        self.names = _Strings(names)
+        self.captions = _Strings(captions)
+        self.rows = rows
+        bare = np.flatnonzero(np.diff(self.captions.ends) == 0)
+        if len(bare) == len(rows):
+            raise InputError(f"split {split!r} has no caption in any of its {len(rows)} rows of {path}")
+        if bare.size:
+            self.skipped[torch.from_numpy(bare)] = True
+            warnings.warn(
+                f"split {split!r}: {len(bare)} of {len(rows)} pairs have no caption and are skipped: rows "
+                f"{_some(rows[bare].tolist())} (counted from 0) of {path}",
+                stacklevel=2,
+            )
+
+    def image_path(self, row: int) -> str:
+        return os.path.join(self.path.parent, self.names[row])
+
+    def read(self, row: int, image: bool = True) -> tuple[str, Tensor | None]:
+        caption = self.captions[row]
+        if not caption:
+            raise _BadPairError(f"row {self.rows[row]} (counted from 0) of {self.path} has no caption")
+        if not self.names[row]:
+            raise _BadPairError(f"row {self.rows[row]} (counted from 0) of {self.path} has no image path")
+        return caption, _decode(self.image_path(row), self.image_path(row)) if image else None
+
+
+class _Shard:
+    """Where the members of each sample are in a tar file; nothing of them is read.
+
+    Args:
+        path: of the tar file.
+    """
+
+    def __init__(self, path: str) -> None:
+        spans: dict[str, Array] = {}
+        try:
+            with tarfile.open(path, "r:") as archive:
+                while (member := archive.next()) is not None:
+                    archive.members.clear()  # type: ignore[attr-defined]  # it would keep all
+                    if member.size < 0:  # tarfile would go back and never end
+                        raise tarfile.ReadError("a member has a negative size")
+                    found = SHARD_MEMBER.fullmatch(member.name)
+                    if found is None or not member.isreg() or member.issparse():
+                        continue
+                    span = spans.setdefault(found[1], np.full((2, 2), -1, dtype=np.int64))
+                    extension = found[2].lower()
+                    kind = 0 if extension in SHARD_IMAGES else 1 if extension == "txt" else None
+                    if kind is not None and span[kind, 0] < 0:
+                        span[kind] = member.offset_data, member.size
+                end = archive.offset  # type: ignore[attr-defined]
+            # tarfile stops in silence at the end of a file that was cut between two members, and at a bad header.
+            with open(path, "rb") as file:
+                file.seek(end)
+                if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                    raise tarfile.ReadError("it is cut short or has a bad header")
+        except (OSError, tarfile.TarError, ValueError, EOFError) as error:
+            raise InputError(
+                f"shard {path} cannot be read as a whole, uncompressed tar file: {_reason(error)}"
+            ) from error
+        self.path = path
+        self.keys = _Strings(spans)
+        # Offset and size in bytes of image and text, −1 where there is none.
+        self.spans = np.stack(list(spans.values())) if spans else np.empty((0, 2, 2), dtype=np.int64)
+
+    def member(self, sample: int, kind: int) -> bytes | None:
+        """Bytes of the image (``kind`` 0) or the text (1)."""
+        offset, size = self.spans[sample, kind].tolist()
+        if offset < 0:
+            return None
+        with open(self.path, "rb") as file:
+            file.seek(offset)
+            content = file.read(size)
+        if len(content) < size:
+            raise InputError(f"shard {self.path} is shorter than when it was opened")
+        return content
+
+
+class _Shards(_Files):
+    """Pairs in tar files; those of a sample are consecutive numbers in the order of the files.
+
+    Args:
+        split: its name.
+        paths: of the tar files.
+        counts: samples of each; None counts them, which reads all headers.
+    """
+
+    def __init__(self, split: str, paths: list[str], counts: list[int] | None) -> None:
+        self.paths = paths
+        self._opened: dict[int, _Shard] = {}
+        self._counts = counts
+        if counts is None:
+            counts = [len(self._shard(number).keys) for number in range(len(paths))]
+        self.ends = np.cumsum(counts)
+        super().__init__(split, int(self.ends[-1]))
+
+    def _shard(self, number: int) -> _Shard:
+        if number not in self._opened:
+            shard = _Shard(self.paths[number])
+            if self._counts is not None and len(shard.keys) != self._counts[number]:
+                raise InputError(
+                    f"shard {self.paths[number]} has {len(shard.keys)} samples, the index says {self._counts[number]}"
+                )
+            self._opened[number] = shard
+        return self._opened[number]
+
+    def read(self, row: int, image: bool = True) -> tuple[str, Tensor | None]:
+        number = int(np.searchsorted(self.ends, row, side="right"))
+        shard = self._shard(number)
+        sample = row - int(self.ends[number]) + len(shard.keys)
+        name = f"sample {shard.keys[sample]!r} of {shard.path}"
+        text = shard.member(sample, 1)
+        if text is None:
+            raise _BadPairError(f"{name} has no .txt member")
+        try:
+            caption = text.decode().strip()
+        except UnicodeDecodeError as error:
+            raise _BadPairError(f"the text of {name} is not UTF-8") from error
+        if not caption:
+            raise _BadPairError(f"{name} has no caption")
+        if not image:
+            return caption, None
+        content = shard.member(sample, 0)
+        if content is None:
+            raise _BadPairError(f"{name} has no image")
+        return caption, _decode(io.BytesIO(content), name)
+
+
+# Splits: the rows of a source as batches
+
+
+class _Normalise:
+    """Bytes to float32, divided by 255, minus the mean, divided by the standard deviation.
+
+    Args:
+        mean: of each channel.
+        std: of each channel.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        self.scale = 1 / (255 * torch.tensor(std)).view(3, 1, 1)
+        self.shift = (-torch.tensor(mean) / torch.tensor(std)).view(3, 1, 1)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return images.to(torch.float32).mul_(self.scale).add_(self.shift)
+
+
+class _PairSplit(_Split):
+    """What both kinds share.
+
+    Args:
+        name: of the split.
+        rows: number of rows.
+        image_size: height and width of the images.
+        normalise: of a batch of images.
+    """
+
+    def __init__(self, name: str, rows: int, image_size: int, normalise: _Normalise) -> None:
+        self.name = name
+        self.rows = rows
+        self.image_size = image_size
+        self.normalise = normalise
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def skipped(self) -> int:
+        """How many rows were skipped so far."""
+        return 0
+
+    def captions(self) -> list[str]:
+        """Caption of each row, "" where there is none."""
+        raise NotImplementedError
+
+    def _batch(self, index: Array) -> tuple[Tensor, Tensor, Tensor]:
+        """Images (B', 3, S, S), uint8, tokens (B', L) and the rows (B',), int64, without those that are skipped."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        images, texts, position = self.__getitems__([index])
+        if len(position) == 0:
+            raise InputError(f"pair {index} of split {self.name!r} has no caption or no readable image")
+        return images[0], texts[0], position[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        index = np.asarray(indices, dtype=np.int64)
+        if index.size and (index.min() < 0 or index.max() >= self.rows):
+            raise IndexError(f"index out of range: the split has {self.rows} rows")
+        images, texts, rows = self._batch(index)
+        return self.normalise(images), texts.to(torch.int64), rows
+
+
+class _ShapesSplit(_PairSplit):
+    """Synthetic pairs.
+
+    Args:
+        name: "train" or "val".
+        rows: number of rows.
+        seed: of everything.
+        image_size: see :class:`_PairSplit`.
+        tokens: of every caption there is, shape ``(NUM_CAPTIONS, L)``.
+        normalise: see :class:`_PairSplit`.
+    """
+
+    def __init__(self, name: str, rows: int, seed: int, image_size: int, tokens: Tensor, normalise: _Normalise) -> None:
+        super().__init__(name, rows, image_size, normalise)
+        self.shapes = Shapes(name, seed, image_size)
+        self.tokens = tokens
+
+    def captions(self) -> list[str]:
+        return [Shapes.caption(number) for number in self.shapes.numbers(np.arange(self.rows))]
+
+    def _batch(self, index: Array) -> tuple[Tensor, Tensor, Tensor]:
+        numbers = self.shapes.numbers(index)
+        images = torch.from_numpy(self.shapes.draw(index, numbers))
+        return images, self.tokens[torch.from_numpy(numbers)], torch.from_numpy(index)
+
+
+class _FileSplit(_PairSplit):
+    """Pairs read from files when they are fetched.
+
+    Args:
+        files: the pairs.
+        image_size: see :class:`_PairSplit`.
+        tokenizer: of a list of captions.
+        normalise: see :class:`_PairSplit`.
+        transform: takes one image as it is in its file to S × S.
+        random: the transform is random.
+        keep: keep decoded images: as they are where the transform is random, and else transformed.
+    """
+
+    def __init__(
+        self,
+        files: _Files,
+        image_size: int,
+        tokenizer: Tokenizer,
+        normalise: _Normalise,
+        transform: Transform,
+        random: bool,
+        keep: bool,
+    ) -> None:
+        super().__init__(files.split, len(files), image_size, normalise)
+        self.files = files
+        self.tokenizer = tokenizer
+        self.transform = transform
+        self.random = random
+        self.keep = keep
+        self._kept: dict[int, tuple[str, Tensor]] = {}
+        self.width = tokenizer([""]).shape[1]
+        self.tokens: Tensor | None = None
+        if isinstance(files, _Table) and len(files) <= TOKENISED_AT_ONCE:
+            self.tokens = tokenizer(self.captions()).to(torch.int32)
+
+    def skipped(self) -> int:
+        return int(self.files.skipped.sum())
+
+    def captions(self) -> list[str]:
+        return [self.files.caption(row) for row in range(self.rows)]
+
+    def _read(self, row: int) -> tuple[str, Tensor] | None:
+        """Caption and image (uint8, shape (3, S, S)), or None for a pair to skip."""
+        kept = self._kept.get(row)
+        if kept is not None:
+            return kept if not self.random else (kept[0], self.transform(kept[1]))
+        try:
+            caption, image = self.files.read(row)
+        except _BadPairError as error:
+            self.files.skip(row, str(error))
+            return None
+        assert image is not None
+        transformed = self.transform(image)
+        if self.keep:
+            self._kept[row] = caption, image.contiguous() if self.random else transformed
+        return caption, transformed
+
+    def _batch(self, index: Array) -> tuple[Tensor, Tensor, Tensor]:
+        rows, captions, images = [], [], []
+        for row in index.tolist():
+            pair = self._read(row)
+            if pair is not None:
+                rows.append(row)
+                captions.append(pair[0])
+                images.append(pair[1])
+        kept = torch.tensor(rows, dtype=torch.int64)
+        if not rows:
+            empty = torch.empty(0, 3, self.image_size, self.image_size, dtype=torch.uint8)
+            return empty, torch.empty(0, self.width, dtype=torch.int64), kept
+        texts = self.tokenizer(captions) if self.tokens is None else self.tokens[kept]
+        return torch.stack(images), texts, kept
+
+
+class ImageTextDataModule(_FeatureDataModule):
+    """Pairs of an image and a caption, as whole batches ``(images, texts, index)``.
+
+    ``images`` is float32 of shape ``(B, 3, S, S)``, normalised; ``texts`` int64 of shape ``(B, L)``, token numbers;
+    ``index`` int64 of shape ``(B,)``: the pair's position in its split of the source, which never depends on other
+    pairs. Training batches are shuffled anew every epoch; the others keep the order of the source.
+
+    Where the pairs come from, by ``source``:
+
+    * "table": ``path`` is a CSV or TSV file with a header, and a column each of image paths and captions. Relative
+      image paths are in the table's folder; to lead out of it, a path has to be absolute. Validation has a table of its
+      own, ``val_path``, or rows of this one: with ``split_column``, index i is the i-th row of the split.
+    * "webdataset": ``path`` has tar files with consecutive members such as ``000.jpg`` (or jpeg, png, webp) and
+      ``000.txt``, as img2dataset writes them. It is one file, a folder of them, a pattern such as
+      ``shards/{000..099}.tar`` or ``shards/*.tar``, or a JSON index as of ``wids``: ``{"shardlist": [{"url":
+      "000.tar", "nsamples": 100}, …]}``, with paths in the index's folder. Index i is sample i over all files in their
+      order. Without a JSON index the headers of all files are read first; no other member is ever read, and nothing
+      unpickled. Files must be local and uncompressed.
+    * "shapes": synthetic pairs of 4,032 different captions, such as "a large red circle at the top left on a blue
+      background" (14 tokens), ``rows`` for training and ``val_rows`` for validation. A pair depends on ``seed``, its
+      split and its index alone. Every 4,032 rows in turn have each caption once, so that no two validation rows share
+      one, up to that number. Pictures differ within what the caption says: validation rows have captions that were
+      trained on, with other pictures.
+
+    A pair without a caption or with an image that cannot be decoded is skipped, and its batch is smaller; a batch may
+    be empty, of shapes (0, …). Of each split the first ones are named in a warning, and ``skipped`` has their number.
+
+    Images become RGB (dropping transparency) and are transformed as by ``open_clip.image_transform``: for training a
+    random part, resized, and else the short side resized and the centre taken; those of "shapes" stay as they are.
+
+    ``fit`` without validation rows trains without validation. ``test`` goes over the validation rows, and ``predict``
+    over these, or else over the training rows.
+
+    Args:
+        source: where the pairs come from; see above.
+        path: of the table or the shards; one that is not there is looked for in the folder that the environment
+            variable SCENT_LIGHTNING_DATA names. Not for "shapes".
+        val_path: like ``path``, for validation.
+        image_column: of the table.
+        caption_column: of the table.
+        separator: between the table's columns; None takes a comma for a file that ends in .csv, and else a tab.
+        split_column: of the table; says of which split each row is. None takes all rows of ``path`` for training.
+        train_split: the training rows' value in ``split_column``.
+        val_split: the validation rows' value in ``split_column``; None for no validation.
+        image_size: height and width S, in pixels.
+        mean: of each channel, in units of the brightest value; None takes open_clip's OPENAI_DATASET_MEAN.
+        std: standard deviation of each channel, like ``mean``; None takes open_clip's OPENAI_DATASET_STD.
+        augment: take a random part of training images.
+        crop_scale: least and greatest area of that part, as fractions of the image's.
+        tokenizer: a model's name for ``open_clip.get_tokenizer``, or a function of a list of n captions that returns
+            their token numbers, shape ``(n, L)``.
+        context_length: tokens of a caption L; None takes that of the tokenizer.
+        batch_size: pairs of a training batch, in each process.
+        eval_batch_size: pairs of a batch in validation, test and prediction.
+        drop_last: leave out an epoch's last training batch where it is not full.
+        num_workers: loader processes; 0 loads in the training process.
+        in_memory: keep images once they are decoded, in each loader process: 3 · S² bytes each; training images that
+            are augmented at the size they have in their files.
+        seed: of the shapes, at least 0; the shuffle has the seed of ``seed_everything``.
+        rows: number of training rows of "shapes".
+        val_rows: number of validation rows of "shapes"; 0 for no validation.
+
+    Raises:
+        InputError: before training, in one sentence: a file or column that is missing or cannot be read, a table
+            without rows or text, a path that leads outside the table's folder, a shard that is cut short, a tokenizer
+            that cannot be had, too few rows, or an argument out of range. When a batch is fetched: a shard that a JSON
+            index describes wrongly.
+
+    Example:
+        >>> def letters(captions):
+        ...     return torch.tensor([[ord(letter) for letter in caption[:8].ljust(8)] for caption in captions])
+        >>> data = ImageTextDataModule(source="shapes", image_size=32, tokenizer=letters, batch_size=16, rows=100)
+        >>> data.num_anchors, data.captions("val")[0]
+        (100, 'a small green square at the bottom right on a yellow background')
+        >>> images, texts, index = next(iter(data.train_dataloader()))
+        >>> images.shape, images.dtype, texts.shape, texts.dtype, index.shape, index.dtype
+        (torch.Size([16, 3, 32, 32]), torch.float32, torch.Size([16, 8]), torch.int64, torch.Size([16]), torch.int64)
+    """
+
+    def __init__(
+        self,
+        source: Source = "table",
+        path: str | None = None,
+        val_path: str | None = None,
+        image_column: str = "filepath",
+        caption_column: str = "title",
+        separator: str | None = None,
+        split_column: str | None = None,
+        train_split: str = "train",
+        val_split: str | None = "val",
+        image_size: int = 224,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        augment: bool = True,
+        crop_scale: tuple[float, float] = (0.9, 1.0),
+        tokenizer: Any = "ViT-B-32",
+        context_length: int | None = None,
+        batch_size: int = 128,
+        eval_batch_size: int = 512,
+        drop_last: bool = True,
+        num_workers: int = 0,
+        in_memory: bool = False,
+        seed: int = 0,
+        rows: int = 20_000,
+        val_rows: int = 500,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, num_workers)
+        if source not in get_args(Source):
+            raise InputError(f"source must be one of {', '.join(get_args(Source))}, got {source!r}")
+        if source == "shapes":
+            for name, value in (("path", path), ("val_path", val_path)):
+                if value is not None:
+                    raise InputError(f"{name} is not for source 'shapes', got {value!r}")
+        elif not path:
+            raise InputError(f"path must be given for source {source!r}, got {path!r}")
+        if split_column is not None:
+            if source != "table":
+                raise InputError(f"split_column is only for source 'table', got {split_column!r} with {source!r}")
+            if val_path is not None:
+                raise InputError(
+                    f"split_column and val_path must not both be given, got {split_column!r}, {val_path!r}"
+                )
+            if train_split == val_split:
+                raise InputError(f"train_split and val_split must differ, got {train_split!r} for both")
+        if separator is not None and len(separator) != 1:
+            raise InputError(f"separator must be one character, got {separator!r}")
+        _check_integer("image_size", image_size, 1)
+        _check_integer("batch_size", batch_size, 1)
+        _check_integer("rows", rows, 1)
+        if context_length is not None:
+            _check_integer("context_length", context_length, 3)
+            if callable(tokenizer):
+                raise InputError(f"context_length is for a tokenizer given by its name, got {context_length}")
+        _check_integer("seed", seed, 0)
+        _check_integer("val_rows", val_rows, 0)
+        for name, channels, least in (("mean", mean, -math.inf), ("std", std, 0.0)):
+            if channels is not None and (len(channels) != 3 or not all(least < value < math.inf for value in channels)):
+                above = " above 0" if name == "std" else ""
+                raise InputError(f"{name} must be 3 finite numbers{above}, got {channels!r}")
+        if len(crop_scale) != 2 or not 0 < crop_scale[0] <= crop_scale[1] <= 1:
+            raise InputError(f"crop_scale must be two ascending numbers in (0, 1], got {crop_scale!r}")
+        self.source = source
+        self.path = path
+        self.val_path = val_path
+        self.image_column = image_column
+        self.caption_column = caption_column
+        self.separator = separator
+        self.split_column = split_column
+        self.train_split = train_split
+        self.val_split = val_split
+        self.image_size = image_size
+        self.mean = mean
+        self.std = std
+        self.augment = augment
+        self.crop_scale = crop_scale
+        self.tokenizer = tokenizer
+        self.context_length = context_length
+        self.drop_last = drop_last
+        self.in_memory = in_memory
+        self.seed = seed
+        self.rows = rows
+        self.val_rows = val_rows
+        self._tokenizer: Tokenizer | None = None
+        self._frames: tuple[Path, pd.DataFrame] | None = None
+        self._splits: dict[str, _PairSplit] = {}
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """How many pairs of each split were skipped so far, by this process and its loader processes."""
+        return {split.name: split.skipped() for split in self._splits.values()}
+
+    def captions(self, split: Literal["train", "val"]) -> list[str]:
+        """Captions of a split in the order of the index; "" where there is none, ``[]`` without the split.
+
+        Args:
+            split: "train" or "val".
+        """
+        if split not in ("train", "val"):
+            raise InputError(f"split must be 'train' or 'val', got {split!r}")
+        return self._split(split).captions() if split == "train" or self._has_validation else []
+
+    def setup(self, stage: str) -> None:
+        """Find and check what the stage needs: tables, headers of shards, captions; images are read when fetched."""
+        if stage == "fit":
+            check_batch_size(self.batch_size, len(self._train_split()))
+            if self.drop_last and self.trainer is not None:
+                share = -(-self.num_anchors // self.trainer.world_size)
+                check_batch_size(self.batch_size, share, "training rows in each process")
+        if self._has_validation and stage in ("fit", "validate", "test", "predict"):
+            self._split("val")
+        elif stage in ("validate", "test"):
+            missing = {"table": "val_path or split_column", "webdataset": "val_path", "shapes": "val_rows"}[self.source]
+            raise InputError(f"{missing} must say what the validation rows are, there are none")
+
+    def teardown(self, stage: str) -> None:
+        """Warn of how many pairs were skipped."""
+        for name, split in {split.name: split for split in self._splits.values()}.items():
+            if split.skipped():
+                warnings.warn(f"split {name!r}: {split.skipped()} of {len(split)} pairs were skipped", stacklevel=2)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Shuffled training batches."""
+        split = self._train_split()
+        check_batch_size(self.batch_size, len(split))
+        replicas = (1, 0) if self.trainer is None else (self.trainer.world_size, self.trainer.global_rank)
+        sampler = ShuffledSampler(split, *replicas, seed=torch.initial_seed() % 2**31)
+        # Loader processes fetch ahead before Lightning sets it, which matters in a run that is resumed.
+        sampler.set_epoch(0 if self.trainer is None else self.trainer.current_epoch)
+        return DataLoader(
+            split,
+            batch_size=self.batch_size,
+            sampler=sampler,
+            num_workers=self.num_workers,
+            collate_fn=_identity,
+            persistent_workers=self.num_workers > 0,
+            drop_last=self.drop_last,
+        )
+
+    def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
+        """Validation rows; an empty list, which Lightning skips, if there are none."""
+        return self._evaluation_loader(self._split("val")) if self._has_validation else []
+
+    def test_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
+        """Validation rows."""
+        return self.val_dataloader()
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """Validation rows; if there are none, the training rows, not augmented."""
+        return self._evaluation_loader(self._split("val" if self._has_validation else "predict"))
+
+    # Splits
+
+    @property
+    def _has_validation(self) -> bool:
+        if self.source == "shapes":
+            return self.val_rows > 0
+        return self.val_path is not None or (self.split_column is not None and self.val_split is not None)
+
+    def _train_split(self) -> _Split:
+        return self._split("train")
+
+    def _split(self, name: str) -> _PairSplit:
+        """The split "train", "val", or "predict": the training rows, not augmented."""
+        if name not in self._splits:
+            normalise = _Normalise(self.mean or MEAN, self.std or STD)
+            if self.source == "shapes":
+                self._splits[name] = self._shapes(name, normalise)
+            else:
+                train = self._splits.get("train" if name == "predict" else "predict" if name == "train" else "")
+                files = train.files if isinstance(train, _FileSplit) else self._files(name)
+                augment = self.augment and name == "train"
+                self._splits[name] = _FileSplit(
+                    files,
+                    self.image_size,
+                    self._loaded_tokenizer(),
+                    normalise,
+                    self._transform(augment),
+                    augment,
+                    self.in_memory,
+                )
+        return self._splits[name]
+
+    def _shapes(self, name: str, normalise: _Normalise) -> _ShapesSplit:
+        other = next(iter(self._splits.values()), None)
+        if isinstance(other, _ShapesSplit):
+            tokens = other.tokens
+        else:
+            captions = [Shapes.caption(number) for number in range(NUM_CAPTIONS)]
+            tokens = self._loaded_tokenizer()(captions).to(torch.int32)
+        rows = self.val_rows if name == "val" else self.rows
+        split = "val" if name == "val" else "train"
+        return _ShapesSplit(split, rows, self.seed, self.image_size, tokens, normalise)
+
+    def _transform(self, augment: bool) -> Transform:
+        from torchvision.transforms import InterpolationMode, v2
+
+        bicubic = InterpolationMode.BICUBIC
+        transform: Transform
+        if augment:
+            transform = v2.RandomResizedCrop(self.image_size, scale=self.crop_scale, interpolation=bicubic)
+        else:
+            transform = v2.Compose([v2.Resize(self.image_size, interpolation=bicubic), v2.CenterCrop(self.image_size)])
+        return transform
+
+    def _loaded_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            tokenizer = self.tokenizer if callable(self.tokenizer) else self._named_tokenizer()
+            tokens = tokenizer(["", "a"])
+            integers = isinstance(tokens, Tensor) and not (tokens.is_floating_point() or tokens.is_complex())
+            if not integers or tokens.ndim != 2 or len(tokens) != 2:
+                raise InputError(
+                    "tokenizer must give integers of shape (n, L) for n captions, for 2 it gave "
+                    f"{tuple(tokens.shape) if isinstance(tokens, Tensor) else tokens!r}"
+                )
+            self._tokenizer = tokenizer
+        return self._tokenizer
+
+    def _named_tokenizer(self) -> Tokenizer:
+        try:
+            import open_clip
+        except ImportError as error:
+            raise InputError(
+                f"tokenizer {self.tokenizer!r} needs open_clip; install it with pip install 'scent-lightning[vision]'"
+            ) from error
+        if not isinstance(self.tokenizer, str):
+            raise InputError(f"tokenizer must be a name or a function, got {self.tokenizer!r}")
+        if ":" not in self.tokenizer and self.tokenizer not in open_clip.list_models():
+            raise InputError(
+                f"tokenizer {self.tokenizer!r} is not a model of open_clip; known are: {_some(open_clip.list_models())}"
+            )
+        try:
+            tokenizer: Tokenizer = open_clip.get_tokenizer(self.tokenizer, context_length=self.context_length)
+        except Exception as error:  # of whichever library the model takes its tokenizer from
+            raise InputError(f"tokenizer {self.tokenizer!r} cannot be loaded: {_reason(error)}") from error
+        return tokenizer
+
+    # Files
+
+    def _files(self, name: str) -> _Files:
+        split = "val" if name == "val" else "train"
+        argument, path = ("val_path", self.val_path) if name == "val" and self.val_path else ("path", self.path)
+        assert path is not None
+        if self.source == "webdataset":
+            return _Shards(split, *_shard_list(argument, path))
+        file = next((Path(place) for place in (path, _elsewhere(path)) if os.path.isfile(place)), None)
+        if file is None:
+            raise InputError(f"{argument} {path} is not a file; it must be a table of image paths and captions")
+        if self.split_column is None:
+            return self._table(split, file, self._read(file), None)
+        if self._frames is None:
+            self._frames = file, self._read(file)
+        return self._table(split, *self._frames, self.val_split if name == "val" else self.train_split)
+
+    def _read(self, path: Path) -> pd.DataFrame:
+        """The columns needed, as text, "" where there is none."""
+        separator = self.separator or ("," if path.suffix.lower() == ".csv" else "\t")
+        columns = {"image_column": self.image_column, "caption_column": self.caption_column}
+        if self.split_column is not None:
+            columns["split_column"] = self.split_column
+        try:
+            there = pd.read_csv(path, sep=separator, nrows=0).columns.tolist()
+            for argument, column in columns.items():
+                if column not in there:
+                    raise InputError(f"{argument} {column!r} is not in {path}; it has: {', '.join(map(str, there))}")
+            # As text: else "12", "None" and "nan" would be no captions.
+            chosen = list(dict.fromkeys(columns.values()))
+            frame: pd.DataFrame = pd.read_csv(
+                path, sep=separator, usecols=chosen, dtype=str, keep_default_na=False, index_col=False
+            )
+            frame = frame.fillna("")  # a row may be short of columns
+        except (OSError, ValueError, pd.errors.ParserError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"cannot read {path} as a table: {_reason(error)}") from error
+        if len(frame) == 0:
+            raise InputError(f"{path} has no rows")
+        captions = frame[self.caption_column]
+        written = captions[captions != ""]
+        if len(written) and pd.to_numeric(written, errors="coerce").notna().all():
+            raise InputError(
+                f"caption_column {self.caption_column!r} of {path} must hold text, got nothing but numbers such as "
+                f"{written.iloc[0]}"
+            )
+        return frame
+
+    def _table(self, split: str, path: Path, frame: pd.DataFrame, value: str | None) -> _Table:
+        if value is not None:
+            splits = frame[self.split_column]
+            frame = frame[splits == value]
+            if len(frame) == 0:
+                raise InputError(
+                    f"split_column {self.split_column!r} of {path} has no {value!r}; it has: "
+                    f"{_some(splits.unique().tolist())}"
+                )
+        names = frame[self.image_column]
+        for row, image in names[names.str.contains("..", regex=False)].items():
+            if _leads_outside(image):
+                raise InputError(
+                    f"image path {image!r} in row {row} (counted from 0) of {path} leads outside the table's folder; "
+                    f"only an absolute path may"
+                )
+        table = _Table(split, path, names, frame[self.caption_column].str.strip(), frame.index.to_numpy())
+        looked_for = np.unique(np.linspace(0, len(table) - 1, LOOKED_FOR).astype(np.int64)).tolist()
+        if not any(os.path.isfile(table.image_path(row)) for row in looked_for):
+            raise InputError(
+                f"image_column {self.image_column!r} of {path} names no file: of {len(looked_for)} looked for, none "
+                f"is there, such as {table.image_path(looked_for[0])}"
+            )
+        return table
+
+
+def _shard_list(argument: str, path: str) -> tuple[list[str], list[int] | None]:
+    """Paths of the shards that ``path`` names, and from a JSON index how many samples each has."""
+    if "://" in path or path.startswith("pipe:"):
+        raise InputError(f"{argument} must be local files, got {path!r}")
+    if path.lower().endswith(".json"):
+        return _json_index(argument, path)
+    for place in (path, _elsewhere(path)):
+        paths = [os.path.join(place, "*.tar")] if os.path.isdir(place) else list(_braces(place))
+        found = [file for pattern in paths for file in _expand(pattern)]
+        missing = [file for file in found if not os.path.isfile(file)]
+        if found and len(missing) < len(found):
+            if missing:
+                raise InputError(f"{argument} {path} has shards that are not there: {_some(missing)}")
+            return found, None
+    raise InputError(f"{argument} {path} names no tar file that is there")
+
+
+def _braces(pattern: str) -> Iterator[str]:
+    if "{" not in pattern or os.path.exists(pattern):
+        return iter([pattern])
+    try:
+        from braceexpand import braceexpand
+    except ImportError as error:
+        raise InputError(
+            f"a pattern such as {pattern!r} needs braceexpand; install it with pip install 'scent-lightning[vision]'"
+        ) from error
+    expanded: Iterator[str] = braceexpand(pattern)
+    return expanded
+
+
+def _expand(pattern: str) -> list[str]:
+    return sorted(glob.glob(pattern)) if glob.has_magic(pattern) and not os.path.exists(pattern) else [pattern]
+
+
+def _json_index(argument: str, path: str) -> tuple[list[str], list[int]]:
+    file = next((place for place in (path, _elsewhere(path)) if os.path.isfile(place)), None)
+    if file is None:
+        raise InputError(f"{argument} {path} is not a file")
+    try:
+        index = json.loads(Path(file).read_text(encoding="utf-8"))
+        shards = index["shardlist"] if isinstance(index, dict) else index
+        urls, counts = [shard["url"] for shard in shards], [shard["nsamples"] for shard in shards]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{argument} {path} must be JSON with a shardlist of url and nsamples each: {_reason(error)}"
+        ) from error
+    if not urls:
+        raise InputError(f"{argument} {path} lists no shards")
+    for url, count in zip(urls, counts, strict=True):
+        if not isinstance(url, str) or "://" in url or url.startswith("pipe:") or _leads_outside(url):
+            raise InputError(f"{argument} {path} must list local files in its own folder or absolute, got {url!r}")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise InputError(f"{argument} {path} must list nsamples of at least 0, got {count!r} for {url!r}")
+    return [os.path.join(os.path.dirname(file), url) for url in urls], counts
