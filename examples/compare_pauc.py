@@ -39,8 +39,28 @@ from scent_lightning.tasks import PartialAUCTask
 
 MARGIN, MAX_FPR, TAUS, PRETRAINING = 0.5, 0.3, (0.05, 0.1), "cross-entropy"
 
-# Learning rate and arguments of the dual update for each τ.
-SETTINGS: dict[float, dict[str, tuple[float, dict[str, Any]]]] = {}
+# Learning rate and arguments of the dual update for each τ, the best training objective of what was tried at seed 0:
+# learning rates 1e-3, 1e-2, 0.1 and 1, α 0.03, 0.2 and 1 (cosine, as published) with δ 1 and ρ 1e-3, γ 0.1, 0.3 and 0.7,
+# log α from 0 to −7 beyond −F/τ.
+COSINE = {"schedule": "cosine"}
+SETTINGS: dict[float, dict[str, tuple[float, dict[str, Any]]]] = {
+    0.05: {
+        "BSGD": (1e-3, {}),
+        "ASGD": (0.1, {"alpha": 0.03, **COSINE}),
+        "SoftplusASGD": (0.1, {"alpha": 0.2, "rho": 1e-3, **COSINE}),
+        "UMax": (1.0, {"alpha": 0.03, "delta": 1.0, **COSINE}),
+        "SOX": (0.1, {"gamma": 0.1}),
+        "SCENT": (0.1, {"log_alpha": -5.0, "max_log_weight": 2.0, **COSINE}),
+    },
+    0.1: {
+        "BSGD": (1.0, {}),
+        "ASGD": (0.1, {"alpha": 0.2, **COSINE}),
+        "SoftplusASGD": (0.1, {"alpha": 0.2, "rho": 1e-3, **COSINE}),
+        "UMax": (0.1, {"alpha": 1.0, "delta": 1.0, **COSINE}),
+        "SOX": (0.1, {"gamma": 0.1}),
+        "SCENT": (1.0, {"log_alpha": -1.0, "max_log_weight": 2.0, **COSINE}),
+    },
+}
 
 
 def quiet(threads: int) -> None:

@@ -471,10 +471,10 @@ class ImageTextDataModule(_FeatureDataModule):
       order. Without a JSON index the headers of all files are read first; no other member is ever read, and nothing
       unpickled. Files must be local and uncompressed.
     * "shapes": synthetic pairs of 4,032 different captions, such as "a large red circle at the top left on a blue
-      background" (14 tokens), ``rows`` for training and ``val_rows`` for validation. A pair depends on ``seed``, its
-      split and its index alone. Every 4,032 rows in turn have each caption once, so that no two validation rows share
-      one, up to that number. Pictures differ within what the caption says: validation rows have captions that were
-      trained on, with other pictures.
+      background" (at most 15 of CLIP's tokens), ``rows`` for training and ``val_rows`` for validation. A pair depends
+      on ``seed``, its split and its index alone. Every 4,032 rows in turn have each caption once, so that no two
+      validation rows share one, up to that number. Pictures differ within what the caption says: validation rows have
+      captions that were trained on, with other pictures.
 
     A pair without a caption or with an image that cannot be decoded is skipped, and its batch is smaller; a batch may
     be empty, of shapes (0, …). Of each split the first ones are named in a warning, and ``skipped`` has their number.

@@ -56,9 +56,9 @@ def _distance(shape: int, x: Array, y: Array, radius: Array) -> Array:
     elif shape == 1:
         distance = np.maximum(np.abs(x), np.abs(y)) - np.float32(0.886) * radius
     elif shape == 2:
-        y = y - np.float32(0.35) * radius  # centre of the height, not of gravity: fewer tips outside the image
+        y = y - np.float32(0.375) * radius  # centre of the height, not of gravity: fewer tips outside the image
         slope = np.float32(0.866) * np.abs(x) - np.float32(0.5) * y
-        distance = np.maximum(slope, y) - np.float32(0.7) * radius
+        distance = np.maximum(slope, y) - np.float32(0.75) * radius
     else:
         across, down = np.abs(x), np.abs(y)
         long, short = np.float32(1.15) * radius, np.float32(0.42) * radius

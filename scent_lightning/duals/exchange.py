@@ -90,29 +90,37 @@ class _AllRows(torch.autograd.Function):
     """:func:`all_rows`; a row's gradient is the sum of what all processes have for it."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor) -> tuple[Tensor, int]:
         everyone, lengths = all_rows(_to_backend(values.detach().contiguous()))
         start = sum(lengths[: dist.get_rank()])
         ctx.mine = slice(start, start + values.shape[0])
-        return everyone.to(values.device)
+        return everyone.to(values.device), start
 
     @staticmethod
     @once_differentiable  # type: ignore[misc]
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> Tensor:
         total = _to_backend(gradient.contiguous()).clone()
         dist.all_reduce(total)
         return total[ctx.mine].to(gradient.device)
 
 
-def gather_with_gradient(values: Tensor) -> Tensor:
+def gather_with_gradient(values: Tensor) -> tuple[Tensor, int]:
     """Rows of all processes in rank order, shape ``(ΣN, …)``, as a differentiable function of this one's.
 
     The gradient that a row gets is the sum over the losses of all processes; DDP then divides by their number.
 
     Args:
         values: shape ``(N, …)``, floating; N may differ between processes.
+
+    Returns:
+        The rows, and the place of this process's first.
     """
-    return cast(Tensor, _AllRows.apply(values))  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, int], _AllRows.apply(values))  # type: ignore[no-untyped-call]
+
+
+def processes() -> int:
+    """Number of processes that train together."""
+    return dist.get_world_size() if distributed() else 1
 
 
 def merge(index: Tensor, log_mean: Tensor, counts: Tensor | int) -> tuple[Tensor, Tensor | None]:

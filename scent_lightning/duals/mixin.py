@@ -123,11 +123,15 @@ class DualVariableMixin(L.LightningModule):
         variable = self.duals._modules.get(name)
         if not isinstance(variable, DualVariable):
             raise KeyError(f"no dual variable {name!r}; this module has: {', '.join(self.duals) or 'none'}")
-        trainer = self._trainer
-        stage = None if trainer is None else trainer.state.stage
-        if stage is RunningStage.TRAINING or (stage is None and self.training):
+        if self.updates_duals():
             return variable.entropic_risk(scores, index, mask, self.dual_progress())
         return variable.evaluate(scores, index, mask)
+
+    def updates_duals(self) -> bool:
+        """Whether this is training, where ν is written; elsewhere it is read only."""
+        trainer = self._trainer
+        stage = None if trainer is None else trainer.state.stage
+        return stage is RunningStage.TRAINING or (stage is None and self.training)
 
     def dual_progress(self) -> float:
         """Fraction of the run that is done, in [0, 1], for scheduled step sizes; 0 without a Trainer.

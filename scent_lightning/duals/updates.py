@@ -121,6 +121,11 @@ class DualUpdate:
         """
         return functional.exponential_objective(nu, scores, mask)
 
+    @property
+    def has_exponential_objective(self) -> bool:
+        """Whether the objective is the exponential one, whose gradient is known from ℓ and ν alone."""
+        return type(self).objective is DualUpdate.objective and not self.needs_scores
+
     def step_sizes(self, progress: float = 0.0) -> dict[str, float]:
         """Scheduled value of each step size at ``progress``, by its name."""
         return {}

@@ -134,6 +134,16 @@ class DualVariable(nn.Module):
             return nu.index_select(0, index).to(device), visited.index_select(0, index).to(device)
         return nu.index_select(0, index), visited.index_select(0, index)
 
+    def read(self, rows: Tensor, log_mean: Tensor) -> Tensor:
+        """ν where an anchor was visited and ℓ where it was not, float32, on the device of ``log_mean``.
+
+        Args:
+            rows: dataset indices, int64, shape ``(B,)``, already checked.
+            log_mean: ℓ of each row, shape ``(B,)``.
+        """
+        nu, visited = self._read(rows, log_mean.device)
+        return torch.where(visited, nu, log_mean.float())
+
     def scatter(self, index: Tensor, nu: Tensor) -> None:
         """Write ν at ``index`` and mark those anchors visited.
 
@@ -310,8 +320,7 @@ class DualVariable(nn.Module):
 
         Arguments, result and errors as :meth:`entropic_risk`, but a non-finite result is returned.
         """
-        nu, visited = self._read(self._check_batch(scores, index, mask), scores.device)
-        nu = torch.where(visited, nu, functional.log_mean_exp(scores, mask).float())
+        nu = self.read(self._check_batch(scores, index, mask), functional.log_mean_exp(scores, mask))
         objective = self.update.objective(nu, scores, mask)
         return objective.sum() / valid_rows(objective, count_valid(scores, mask)[0])
 
@@ -374,7 +383,7 @@ class DualVariable(nn.Module):
     def commit(
         self, step: DualStep, loss: Tensor, objective: Tensor | None = None, scores: Tensor | None = None
     ) -> None:
-        """Write a proposed step into the table, unless something is not finite.
+        """Write a proposed step into the table, unless something is not finite: :meth:`verify`, then :meth:`write`.
 
         Args:
             step: from :meth:`propose`.
@@ -386,6 +395,13 @@ class DualVariable(nn.Module):
         Raises:
             DualDivergenceError: a score, ν or the loss is not finite, in any process; nothing is written.
         """
+        self.verify(step, loss, objective, scores)
+        self.write(step)
+
+    def verify(
+        self, step: DualStep, loss: Tensor, objective: Tensor | None = None, scores: Tensor | None = None
+    ) -> None:
+        """Raise unless all of a proposed step is finite; arguments and errors as :meth:`commit`."""
         checked = [loss.detach(), _sum(step.all_nu)] + ([] if scores is None else [_sum(scores)])
         if loss.device.type == "cpu":
             total = sum(value.item() for value in checked)
@@ -395,6 +411,9 @@ class DualVariable(nn.Module):
         suspicious = not math.isfinite(total)
         if exchange.any_rank(suspicious) if exchange.distributed() else suspicious:
             self._raise_if_diverged(step, loss, objective, scores)
+
+    def write(self, step: DualStep) -> None:
+        """Write a verified step into the table. A loss over several tables verifies all before it writes any."""
         self.nu.index_copy_(0, step.all_rows, step.all_nu)
         if step.all_seen is None:
             self.visited.index_fill_(0, step.all_rows, True)

@@ -89,22 +89,31 @@ class ContrastiveLogMeans:
     _chunk: int | None
 
 
-def contrastive_scores(image: Tensor, text: Tensor, tau: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
-    """The scores themselves, for an update that needs them; an ordinary graph of several B × B matrices.
+def contrastive_scores(
+    image: Tensor, text: Tensor, tau: Tensor | float, everyone: Everyone | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The scores themselves, for an update that needs them; an ordinary graph of several B × N matrices.
 
     Args:
         image: embeddings, shape ``(B, D)``.
         text: embeddings, shape ``(B, D)``.
         tau: temperature, above 0.
+        everyone: embeddings of all processes; None: there is one process, and N is B.
 
     Returns:
-        :math:`S^1` and :math:`S^2`, each of shape ``(B, B)``, in float32 or better, and the mask of j ≠ i.
+        :math:`S^1` and :math:`S^2`, each of shape ``(B, N)``, in float32 or better, and the mask of j ≠ i.
     """
+    images, texts, start = (image, text, 0) if everyone is None else (everyone.image, everyone.text, everyone.start)
     with torch.autocast(image.device.type, enabled=False):
-        logits = at_least_float32(image) @ at_least_float32(text).T / tau
-    own = logits.diagonal().unsqueeze(1)
-    mask = ~torch.eye(len(logits), dtype=torch.bool, device=logits.device)
-    return logits - own, logits.T - own, mask
+        first = at_least_float32(image) @ at_least_float32(texts).T / tau
+        second = at_least_float32(text) @ at_least_float32(images).T / tau
+    mask = torch.ones_like(first, dtype=torch.bool)
+    mask.diagonal(start)[: len(first)] = False
+    return (
+        first - first.diagonal(start)[: len(first)].unsqueeze(1),
+        second - second.diagonal(start)[: len(first)].unsqueeze(1),
+        mask,
+    )
 
 
 def contrastive_log_means(

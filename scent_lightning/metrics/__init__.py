@@ -13,13 +13,16 @@ from scent_lightning.metrics.partial_auc import (
     roc_curve,
     two_way_partial_auc,
 )
+from scent_lightning.metrics.retrieval import RetrievalRecall, retrieval_ranks
 
 __all__ = [
     "EntropicRisk",
     "OneWayPartialAUC",
     "PartialAUCObjective",
+    "RetrievalRecall",
     "TwoWayPartialAUC",
     "partial_auc_objective",
+    "retrieval_ranks",
     "roc_curve",
     "two_way_partial_auc",
 ]

@@ -266,7 +266,7 @@ class PartialAUCTask(DualVariableMixin, L.LightningModule):
                 positives, negatives = _classes(labels)
             negative_scores = scores[negatives]
             if exchange.distributed():
-                negative_scores = exchange.gather_with_gradient(negative_scores)
+                negative_scores, _ = exchange.gather_with_gradient(negative_scores)
             difference = negative_scores.unsqueeze(0) - scores[positives].unsqueeze(1)
             losses = pairwise_surrogate(difference, self.surrogate, self.margin) / self.tau
             loss = self.tau * self.entropic_risk(_ANCHOR, losses, index[positives.to(index.device)])
