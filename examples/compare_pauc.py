@@ -39,9 +39,9 @@ from scent_lightning.tasks import PartialAUCTask
 
 MARGIN, MAX_FPR, TAUS, PRETRAINING = 0.5, 0.3, (0.05, 0.1), "cross-entropy"
 
-# Learning rate and arguments of the dual update for each τ, the best training objective of what was tried at seed 0:
-# learning rates 1e-3, 1e-2, 0.1 and 1, α 0.03, 0.2 and 1 (cosine, as published) with δ 1 and ρ 1e-3, γ 0.1, 0.3 and 0.7,
-# log α from 0 to −7 beyond −F/τ.
+# Learning rate and arguments of the dual update for each τ, the best objective of what was tried at seed 0: learning
+# rates 1e-3, 1e-2, 0.1 and 1, α 0.03, 0.2 and 1 (cosine, as published) with δ 1 and ρ 1e-3, γ 0.1, 0.3 and 0.7, log α
+# from −F/τ to 7 below it.
 COSINE = {"schedule": "cosine"}
 SETTINGS: dict[float, dict[str, tuple[float, dict[str, Any]]]] = {
     0.05: {
