@@ -3,8 +3,9 @@
     python examples/export_open_clip.py lightning_logs/version_0/checkpoints/last.ckpt clip.pt
 
 A model of open_clip's by name is then ``open_clip.create_model("ViT-B-32", pretrained="clip.pt")``. Where the task's
-architecture was a configuration, it is written beside the weights as clip.json; ``open_clip.add_model_config("clip.json")``
-makes it known by the name "clip". The other way: such a file is the task's ``pretrained``.
+architecture was a configuration, it is written beside the weights as clip.json, and
+``open_clip.add_model_config("clip.json")`` makes it known by the name "clip". The other way: such a file is the task's
+``pretrained``.
 """
 
 from __future__ import annotations

@@ -289,6 +289,12 @@ def test_every_config_builds(config, tables, monkeypatch, data_dir):
         model = settings["model"]["init_args"]
         if "backbone_checkpoint" in model:
             torch.save(SmallImageResNet(**model["network"]["init_args"]).state_dict(), model["backbone_checkpoint"])
+    elif kind == "ImageTextDataModule":
+        # Pairs at hand in place of the data set, and one process without a GPU.
+        arguments += ["--data.source", "shapes", "--data.rows", "64", "--data.val_rows", "16", "--data.batch_size", "8"]
+        arguments += ["--data.path", "null", "--data.val_path", "null", "--data.split_column", "null"]
+        arguments += ["--data.num_workers", "0", "--trainer.devices", "1", "--trainer.strategy", "auto"]
+        arguments += ["--trainer.precision", "32-true"]
     main(["fit", "--config", str(config), "--trainer.fast_dev_run", "1", *arguments])
 
 

@@ -141,7 +141,7 @@ def main() -> None:
         times[str(count)] = time_ratio(count, arguments.turns, max(1, 8192 // count))
         mine, other = (in_a_process(which, str(count), "0") for which in ("ours", "theirs"))
         print(f"{count:>6,} pairs: ours {mine:.0f} MB beyond the embeddings, ClipLoss {other:.0f} MB")
-        memory[str(count)] = round(mine / other, 3)
+        memory[str(count)] = round(mine / max(other, 0.1), 3)
     chunked = in_a_process("ours", str(arguments.chunked_pairs), "256")
     print(f"{arguments.chunked_pairs:>6,} pairs, 256 rows at a time: {chunked:.0f} MB")
     figures = {"time_ratio": times, "memory_ratio": memory, "chunked_extra_mb": round(chunked)}

@@ -2,6 +2,7 @@
 
 from scent_lightning.callbacks.dual_variable_monitor import DualVariableMonitor
 from scent_lightning.callbacks.prediction_writer import PredictionWriter
+from scent_lightning.callbacks.retrieval_panel import RetrievalPanel
 from scent_lightning.callbacks.roc_curve import ROCCurve
 
-__all__ = ["DualVariableMonitor", "PredictionWriter", "ROCCurve"]
+__all__ = ["DualVariableMonitor", "PredictionWriter", "ROCCurve", "RetrievalPanel"]

@@ -26,7 +26,12 @@ from scent_lightning.functional.duals import (
     wide_dtype,
     with_gradient,
 )
-from scent_lightning.functional.surrogates import SURROGATES, check_surrogate, pairwise_surrogate
+from scent_lightning.functional.surrogates import (
+    SURROGATES,
+    check_surrogate,
+    pairwise_scores,
+    pairwise_surrogate,
+)
 
 __all__ = [
     "SURROGATES",
@@ -44,6 +49,7 @@ __all__ = [
     "log_mean_exp",
     "log_mean_exp_from",
     "mean_over",
+    "pairwise_scores",
     "pairwise_surrogate",
     "proximal_mirror_descent_step",
     "shift_by_largest",

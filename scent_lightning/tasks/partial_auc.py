@@ -16,7 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from scent_lightning.duals import DualUpdate, DualVariableMixin, exchange
 from scent_lightning.errors import InputError
-from scent_lightning.functional import at_least_float32, check_surrogate, pairwise_surrogate
+from scent_lightning.functional import at_least_float32, check_surrogate, pairwise_scores
 from scent_lightning.metrics import OneWayPartialAUC, PartialAUCObjective, TwoWayPartialAUC
 from scent_lightning.metrics.entropic_risk import check_tau
 from scent_lightning.tasks.training import (
@@ -264,11 +264,12 @@ class PartialAUCTask(DualVariableMixin, L.LightningModule):
                 positives, negatives = exchange.checked(_classes, labels)
             else:
                 positives, negatives = _classes(labels)
-            negative_scores = scores[negatives]
+            negative_scores = scores.index_select(0, negatives)
             if exchange.distributed():
                 negative_scores, _ = exchange.gather_with_gradient(negative_scores)
-            difference = negative_scores.unsqueeze(0) - scores[positives].unsqueeze(1)
-            losses = pairwise_surrogate(difference, self.surrogate, self.margin) / self.tau
+            losses = pairwise_scores(
+                scores.index_select(0, positives), negative_scores, self.surrogate, self.margin, self.tau
+            )
             loss = self.tau * self.entropic_risk(_ANCHOR, losses, index[positives.to(index.device)])
         if logs_this_step(self._trainer):
             self.log("train/loss", loss, prog_bar=True)

@@ -123,6 +123,44 @@ def test_partial_auc_step_prints_its_figures(tmp_path):
     assert all(value > 0 for value in figures.values())
 
 
+def test_export_to_open_clip(tmp_path):
+    import open_clip
+    import torch
+    from lightning import Trainer
+
+    from scent_lightning.duals import BSGD
+    from scent_lightning.tasks import CLIPTask
+
+    tower = {"layers": 1, "width": 16}
+    architecture = {
+        "embed_dim": 8,
+        "vision_cfg": {**tower, "image_size": 8, "patch_size": 4, "head_width": 8},
+        "text_cfg": {**tower, "context_length": 4, "vocab_size": 20, "heads": 2},
+    }
+    task = CLIPTask(4, BSGD(), architecture=architecture, tau=0.05)
+    trainer = Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path)
+    trainer.strategy.connect(task)
+    trainer.save_checkpoint(tmp_path / "task.ckpt")
+    told = script(tmp_path, "export_open_clip.py", "task.ckpt", "exported/small_clip.pt")
+    assert "open_clip.create_model" in told
+    open_clip.add_model_config(str(tmp_path / "exported" / "small_clip.json"))
+    model = open_clip.create_model("small_clip", pretrained=str(tmp_path / "exported" / "small_clip.pt")).eval()
+    images, texts = torch.randn(3, 3, 8, 8), torch.randint(1, 20, (3, 4))
+    expected = task.eval()(images, texts)
+    found = model.encode_image(images, normalize=True), model.encode_text(texts, normalize=True)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert model.logit_scale.exp().item() == pytest.approx(20, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_contrastive_loss_prints_its_figures(tmp_path):
+    few = ["--pairs", 128, "--turns", 1, "--chunked-pairs", 512]
+    figures = json.loads(script(tmp_path, "benchmarks/clip_loss.py", *few).strip().splitlines()[-1])
+    assert {"time_ratio", "memory_ratio", "chunked_extra_mb"} == set(figures)
+    assert figures["time_ratio"]["128"] > 0
+
+
 @pytest.mark.slow
 def test_table_is_resumable_and_its_optimum_exact(tmp_path, data_dir):
     arguments = ["--cells", "abalone_tau5.0", "--methods", "BSGD", "SCENT", "--epochs", 2, "--out", tmp_path]
