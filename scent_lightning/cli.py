@@ -214,6 +214,8 @@ def main(args: ArgsType = None) -> None:
             subclass_mode_model=True,
             subclass_mode_data=True,
             seed_everything_default=0,
+            # Without a logger every run's configuration has one place, and the second run would stop at the first's.
+            save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
             parser_kwargs={"description": "Compositional entropic risk minimisation with PyTorch Lightning."},
             parser_class=ScentArgumentParser,

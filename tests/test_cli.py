@@ -298,6 +298,14 @@ def test_every_config_builds(config, tables, monkeypatch, data_dir):
     main(["fit", "--config", str(config), "--trainer.fast_dev_run", "1", *arguments])
 
 
+def test_two_runs_without_a_logger_in_one_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    short = ["--trainer.logger", "false", "--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
+    for tau in ("1.0", "2.0"):
+        main(["fit", "--config", CONFIG, *short, "--model.tau", tau])
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["model"]["init_args"]["tau"] == 2.0
+
+
 @pytest.mark.slow
 def test_two_stages_of_partial_auc(tmp_path):
     for split, images in (("train", 40), ("test", 20)):
