@@ -298,8 +298,8 @@ def main() -> None:
         print("| τ | " + " | ".join(methods) + " |\n| --- |" + " --- |" * len(methods))
         for tau, by_method in by_tau.items():
             means = {method: statistics.mean(values) for method, values in by_method.items()}  # type: ignore[arg-type]
-            print(f"| {tau} | " + " | ".join(f"{100 * means[method]:.4f}" for method in methods) + " |")
-            by_tau[tau] = {method: round(mean, 6) for method, mean in means.items()}
+            print(f"| {tau} | " + " | ".join(f"{100 * means[method]:.5f}" for method in methods) + " |")
+            by_tau[tau] = {method: round(mean, 8) for method, mean in means.items()}
     print(json.dumps(gaps[NEGATIVES_PER_BATCH[0]]))
 
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import glob
-import io
-import json
 import math
 import os
-import re
-import tarfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,6 +18,18 @@ from torch.utils.data import DataLoader
 
 from scent_lightning.data.features import _check_integer, _FeatureDataModule, _Split
 from scent_lightning.data.indexed import ShuffledSampler, _identity, check_batch_size
+from scent_lightning.data.pair_sources import (
+    LOOKED_FOR,
+    BadPairError,
+    FilePairs,
+    ShardPairs,
+    TablePairs,
+    elsewhere,
+    first_line,
+    leads_outside,
+    shard_list,
+    some_of,
+)
 from scent_lightning.data.shapes import NUM_CAPTIONS, Shapes
 from scent_lightning.errors import InputError
 
@@ -36,257 +43,7 @@ Source = Literal["table", "webdataset", "shapes"]
 # open_clip.OPENAI_DATASET_MEAN and open_clip.OPENAI_DATASET_STD
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
-# Formats that Pillow decodes by itself: for others, such as EPS, it runs a program on the file.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-SHARD_IMAGES = ("jpg", "jpeg", "png", "webp")
-SHARD_MEMBER = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)")  # webdataset's rule: the key ends at the first dot of the name
 TOKENISED_AT_ONCE = 100_000  # captions: six seconds, and 31 MB at 77 tokens
-NAMED = 5
-LOOKED_FOR = 20
-
-
-def _some(values: Sequence[Any]) -> str:
-    shown = ", ".join(str(value) for value in values[:NAMED])
-    return shown if len(values) <= NAMED else f"{shown}, … ({len(values)} in all)"
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-def _leads_outside(path: str) -> bool:
-    """Whether a relative path leaves the folder it is relative to."""
-    return not os.path.isabs(path) and os.path.normpath(path).split(os.sep)[0] == os.pardir
-
-
-def _elsewhere(path: str) -> str:
-    """The path in the folder that the environment variable SCENT_LIGHTNING_DATA names."""
-    return os.path.join(os.environ.get("SCENT_LIGHTNING_DATA") or "", path)
-
-
-class _Strings:
-    """A list of strings in two blocks of memory, which forked loader processes share.
-
-    Args:
-        strings: what it holds.
-    """
-
-    def __init__(self, strings: Iterable[str]) -> None:
-        encoded = [string.encode("utf-8", "surrogatepass") for string in strings]
-        self.ends = np.cumsum([0, *map(len, encoded)])
-        self.bytes = np.frombuffer(b"".join(encoded), dtype=np.uint8)
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-    def __getitem__(self, position: int) -> str:
-        return self.bytes[self.ends[position] : self.ends[position + 1]].tobytes().decode("utf-8", "surrogatepass")
-
-
-class _BadPairError(Exception):
-    """A pair that has to be skipped; the message says which file, and why."""
-
-
-def _decode(file: str | io.BytesIO, name: str) -> Tensor:
-    """The image in ``file`` as RGB: uint8, shape (3, H, W); raises _BadPairError if there is none."""
-    from PIL import Image
-
-    Image.init()  # once; else the formats have no decoder before others were tried
-    try:
-        with Image.open(file, formats=FORMATS) as image:
-            pixels = np.array(image.convert("RGB"))
-    except Exception as error:  # what a decoder raises on corrupt bytes depends on the format
-        if isinstance(error, FileNotFoundError):
-            raise _BadPairError(f"{name} does not exist") from error
-        reason = _reason(error) if isinstance(file, str) else "no image can be decoded from it"
-        raise _BadPairError(f"cannot read {name} as an image: {reason}") from error
-    return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
-# Sources. Row i of a source is always the same pair, whatever becomes of the others.
-
-
-class _Files:
-    """Pairs in files.
-
-    Args:
-        split: its name.
-        rows: number of rows.
-    """
-
-    def __init__(self, split: str, rows: int) -> None:
-        self.split = split
-        if rows == 0:
-            raise InputError(f"split {split!r} has no rows")
-        # In shared memory: loader processes write it too.
-        self.skipped: Tensor = torch.zeros(rows, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
-
-    def __len__(self) -> int:
-        return len(self.skipped)
-
-    def read(self, row: int, image: bool = True) -> tuple[str, Tensor | None]:
-        """Caption, and image (uint8, shape (3, H, W)) if asked for; raises _BadPairError."""
-        raise NotImplementedError
-
-    def caption(self, row: int) -> str:
-        """Caption, "" where there is none."""
-        try:
-            return self.read(row, image=False)[0]
-        except _BadPairError:
-            return ""
-
-    def skip(self, row: int, reason: str) -> None:
-        """Count the row, once, and say so of the first ones."""
-        if self.skipped[row]:
-            return
-        self.skipped[row] = True
-        count = int(self.skipped.sum())
-        if count == len(self):
-            raise InputError(f"split {self.split!r} has no pair that can be used, of {count}; the last one: {reason}")
-        if count <= NAMED:
-            more = "; no more are named" if count == NAMED else ""
-            warnings.warn(f"pair {row} of split {self.split!r} is skipped: {reason}{more}", stacklevel=2)
-
-
-class _Table(_Files):
-    """Pairs of a table.
-
-    Args:
-        split: its name.
-        path: of the table.
-        names: path of each image, shape ``(n,)``; relative ones are in the table's folder.
-        captions: shape ``(n,)``; "" where there is none.
-        rows: of the table, counted from 0, shape ``(n,)``.
-    """
-
-    def __init__(self, split: str, path: Path, names: Iterable[str], captions: Iterable[str], rows: Array) -> None:
-        super().__init__(split, len(rows))
-        self.path = path
-        self.names = _Strings(names)
-        self.captions = _Strings(captions)
-        self.rows = rows
-        bare = np.flatnonzero(np.diff(self.captions.ends) == 0)
-        if len(bare) == len(rows):
-            raise InputError(f"split {split!r} has no caption in any of its {len(rows)} rows of {path}")
-        if bare.size:
-            self.skipped[torch.from_numpy(bare)] = True
-            warnings.warn(
-                f"split {split!r}: {len(bare)} of {len(rows)} pairs have no caption and are skipped: rows "
-                f"{_some(rows[bare].tolist())} (counted from 0) of {path}",
-                stacklevel=2,
-            )
-
-    def image_path(self, row: int) -> str:
-        return os.path.join(self.path.parent, self.names[row])
-
-    def read(self, row: int, image: bool = True) -> tuple[str, Tensor | None]:
-        caption = self.captions[row]
-        if not caption:
-            raise _BadPairError(f"row {self.rows[row]} (counted from 0) of {self.path} has no caption")
-        if not self.names[row]:
-            raise _BadPairError(f"row {self.rows[row]} (counted from 0) of {self.path} has no image path")
-        return caption, _decode(self.image_path(row), self.image_path(row)) if image else None
-
-
-class _Shard:
-    """Where the members of each sample are in a tar file; nothing of them is read.
-
-    Args:
-        path: of the tar file.
-    """
-
-    def __init__(self, path: str) -> None:
-        spans: dict[str, Array] = {}
-        try:
-            with tarfile.open(path, "r:") as archive:
-                while (member := archive.next()) is not None:
-                    archive.members.clear()  # type: ignore[attr-defined]  # it would keep all
-                    if member.size < 0:  # tarfile would go back and never end
-                        raise tarfile.ReadError("a member has a negative size")
-                    found = SHARD_MEMBER.fullmatch(member.name)
-                    if found is None or not member.isreg() or member.issparse():
-                        continue
-                    span = spans.setdefault(found[1], np.full((2, 2), -1, dtype=np.int64))
-                    extension = found[2].lower()
-                    kind = 0 if extension in SHARD_IMAGES else 1 if extension == "txt" else None
-                    if kind is not None and span[kind, 0] < 0:
-                        span[kind] = member.offset_data, member.size
-                end = archive.offset  # type: ignore[attr-defined]
-            # tarfile stops in silence at the end of a file that was cut between two members, and at a bad header.
-            with open(path, "rb") as file:
-                file.seek(end)
-                if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                    raise tarfile.ReadError("it is cut short or has a bad header")
-        except (OSError, tarfile.TarError, ValueError, EOFError) as error:
-            raise InputError(
-                f"shard {path} cannot be read as a whole, uncompressed tar file: {_reason(error)}"
-            ) from error
-        self.path = path
-        self.keys = _Strings(spans)
-        # Offset and size in bytes of image and text, −1 where there is none.
-        self.spans = np.stack(list(spans.values())) if spans else np.empty((0, 2, 2), dtype=np.int64)
-
-    def member(self, sample: int, kind: int) -> bytes | None:
-        """Bytes of the image (``kind`` 0) or the text (1)."""
-        offset, size = self.spans[sample, kind].tolist()
-        if offset < 0:
-            return None
-        with open(self.path, "rb") as file:
-            file.seek(offset)
-            content = file.read(size)
-        if len(content) < size:
-            raise InputError(f"shard {self.path} is shorter than when it was opened")
-        return content
-
-
-class _Shards(_Files):
-    """Pairs in tar files; those of a sample are consecutive numbers in the order of the files.
-
-    Args:
-        split: its name.
-        paths: of the tar files.
-        counts: samples of each; None counts them, which reads all headers.
-    """
-
-    def __init__(self, split: str, paths: list[str], counts: list[int] | None) -> None:
-        self.paths = paths
-        self._opened: dict[int, _Shard] = {}
-        self._counts = counts
-        if counts is None:
-            counts = [len(self._shard(number).keys) for number in range(len(paths))]
-        self.ends = np.cumsum(counts)
-        super().__init__(split, int(self.ends[-1]))
-
-    def _shard(self, number: int) -> _Shard:
-        if number not in self._opened:
-            shard = _Shard(self.paths[number])
-            if self._counts is not None and len(shard.keys) != self._counts[number]:
-                raise InputError(
-                    f"shard {self.paths[number]} has {len(shard.keys)} samples, the index says {self._counts[number]}"
-                )
-            self._opened[number] = shard
-        return self._opened[number]
-
-    def read(self, row: int, image: bool = True) -> tuple[str, Tensor | None]:
-        number = int(np.searchsorted(self.ends, row, side="right"))
-        shard = self._shard(number)
-        sample = row - int(self.ends[number]) + len(shard.keys)
-        name = f"sample {shard.keys[sample]!r} of {shard.path}"
-        text = shard.member(sample, 1)
-        if text is None:
-            raise _BadPairError(f"{name} has no .txt member")
-        try:
-            caption = text.decode().strip()
-        except UnicodeDecodeError as error:
-            raise _BadPairError(f"the text of {name} is not UTF-8") from error
-        if not caption:
-            raise _BadPairError(f"{name} has no caption")
-        if not image:
-            return caption, None
-        content = shard.member(sample, 0)
-        if content is None:
-            raise _BadPairError(f"{name} has no image")
-        return caption, _decode(io.BytesIO(content), name)
 
 
 # Splits: the rows of a source as batches
@@ -394,7 +151,7 @@ class _FileSplit(_PairSplit):
 
     def __init__(
         self,
-        files: _Files,
+        files: FilePairs,
         image_size: int,
         tokenizer: Tokenizer,
         normalise: _Normalise,
@@ -411,7 +168,7 @@ class _FileSplit(_PairSplit):
         self._kept: dict[int, tuple[str, Tensor]] = {}
         self.width = tokenizer([""]).shape[1]
         self.tokens: Tensor | None = None
-        if isinstance(files, _Table) and len(files) <= TOKENISED_AT_ONCE:
+        if isinstance(files, TablePairs) and len(files) <= TOKENISED_AT_ONCE:
             self.tokens = tokenizer(self.captions()).to(torch.int32)
 
     def skipped(self) -> int:
@@ -427,7 +184,7 @@ class _FileSplit(_PairSplit):
             return kept if not self.random else (kept[0], self.transform(kept[1]))
         try:
             caption, image = self.files.read(row)
-        except _BadPairError as error:
+        except BadPairError as error:
             self.files.skip(row, str(error))
             return None
         assert image is not None
@@ -760,23 +517,24 @@ class ImageTextDataModule(_FeatureDataModule):
             raise InputError(f"tokenizer must be a name or a function, got {self.tokenizer!r}")
         if ":" not in self.tokenizer and self.tokenizer not in open_clip.list_models():
             raise InputError(
-                f"tokenizer {self.tokenizer!r} is not a model of open_clip; known are: {_some(open_clip.list_models())}"
+                f"tokenizer {self.tokenizer!r} is not a model of open_clip; known are: "
+                f"{some_of(open_clip.list_models())}"
             )
         try:
             tokenizer: Tokenizer = open_clip.get_tokenizer(self.tokenizer, context_length=self.context_length)
         except Exception as error:  # of whichever library the model takes its tokenizer from
-            raise InputError(f"tokenizer {self.tokenizer!r} cannot be loaded: {_reason(error)}") from error
+            raise InputError(f"tokenizer {self.tokenizer!r} cannot be loaded: {first_line(error)}") from error
         return tokenizer
 
     # Files
 
-    def _files(self, name: str) -> _Files:
+    def _files(self, name: str) -> FilePairs:
         split = "val" if name == "val" else "train"
         argument, path = ("val_path", self.val_path) if name == "val" and self.val_path else ("path", self.path)
         assert path is not None
         if self.source == "webdataset":
-            return _Shards(split, *_shard_list(argument, path))
-        file = next((Path(place) for place in (path, _elsewhere(path)) if os.path.isfile(place)), None)
+            return ShardPairs(split, *shard_list(argument, path))
+        file = next((Path(place) for place in (path, elsewhere(path)) if os.path.isfile(place)), None)
         if file is None:
             raise InputError(f"{argument} {path} is not a file; it must be a table of image paths and captions")
         if self.split_column is None:
@@ -805,7 +563,7 @@ class ImageTextDataModule(_FeatureDataModule):
         except (OSError, ValueError, pd.errors.ParserError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"cannot read {path} as a table: {_reason(error)}") from error
+            raise InputError(f"cannot read {path} as a table: {first_line(error)}") from error
         if len(frame) == 0:
             raise InputError(f"{path} has no rows")
         captions = frame[self.caption_column]
@@ -817,23 +575,23 @@ class ImageTextDataModule(_FeatureDataModule):
             )
         return frame
 
-    def _table(self, split: str, path: Path, frame: pd.DataFrame, value: str | None) -> _Table:
+    def _table(self, split: str, path: Path, frame: pd.DataFrame, value: str | None) -> TablePairs:
         if value is not None:
             splits = frame[self.split_column]
             frame = frame[splits == value]
             if len(frame) == 0:
                 raise InputError(
                     f"split_column {self.split_column!r} of {path} has no {value!r}; it has: "
-                    f"{_some(splits.unique().tolist())}"
+                    f"{some_of(splits.unique().tolist())}"
                 )
         names = frame[self.image_column]
         for row, image in names[names.str.contains("..", regex=False)].items():
-            if _leads_outside(image):
+            if leads_outside(image):
                 raise InputError(
                     f"image path {image!r} in row {row} (counted from 0) of {path} leads outside the table's folder; "
                     f"only an absolute path may"
                 )
-        table = _Table(split, path, names, frame[self.caption_column].str.strip(), frame.index.to_numpy())
+        table = TablePairs(split, path, names, frame[self.caption_column].str.strip(), frame.index.to_numpy())
         looked_for = np.unique(np.linspace(0, len(table) - 1, LOOKED_FOR).astype(np.int64)).tolist()
         if not any(os.path.isfile(table.image_path(row)) for row in looked_for):
             raise InputError(
@@ -841,59 +599,3 @@ class ImageTextDataModule(_FeatureDataModule):
                 f"is there, such as {table.image_path(looked_for[0])}"
             )
         return table
-
-
-def _shard_list(argument: str, path: str) -> tuple[list[str], list[int] | None]:
-    """Paths of the shards that ``path`` names, and from a JSON index how many samples each has."""
-    if "://" in path or path.startswith("pipe:"):
-        raise InputError(f"{argument} must be local files, got {path!r}")
-    if path.lower().endswith(".json"):
-        return _json_index(argument, path)
-    for place in (path, _elsewhere(path)):
-        paths = [os.path.join(place, "*.tar")] if os.path.isdir(place) else list(_braces(place))
-        found = [file for pattern in paths for file in _expand(pattern)]
-        missing = [file for file in found if not os.path.isfile(file)]
-        if found and len(missing) < len(found):
-            if missing:
-                raise InputError(f"{argument} {path} has shards that are not there: {_some(missing)}")
-            return found, None
-    raise InputError(f"{argument} {path} names no tar file that is there")
-
-
-def _braces(pattern: str) -> Iterator[str]:
-    if "{" not in pattern or os.path.exists(pattern):
-        return iter([pattern])
-    try:
-        from braceexpand import braceexpand
-    except ImportError as error:
-        raise InputError(
-            f"a pattern such as {pattern!r} needs braceexpand; install it with pip install 'scent-lightning[vision]'"
-        ) from error
-    expanded: Iterator[str] = braceexpand(pattern)
-    return expanded
-
-
-def _expand(pattern: str) -> list[str]:
-    return sorted(glob.glob(pattern)) if glob.has_magic(pattern) and not os.path.exists(pattern) else [pattern]
-
-
-def _json_index(argument: str, path: str) -> tuple[list[str], list[int]]:
-    file = next((place for place in (path, _elsewhere(path)) if os.path.isfile(place)), None)
-    if file is None:
-        raise InputError(f"{argument} {path} is not a file")
-    try:
-        index = json.loads(Path(file).read_text(encoding="utf-8"))
-        shards = index["shardlist"] if isinstance(index, dict) else index
-        urls, counts = [shard["url"] for shard in shards], [shard["nsamples"] for shard in shards]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{argument} {path} must be JSON with a shardlist of url and nsamples each: {_reason(error)}"
-        ) from error
-    if not urls:
-        raise InputError(f"{argument} {path} lists no shards")
-    for url, count in zip(urls, counts, strict=True):
-        if not isinstance(url, str) or "://" in url or url.startswith("pipe:") or _leads_outside(url):
-            raise InputError(f"{argument} {path} must list local files in its own folder or absolute, got {url!r}")
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise InputError(f"{argument} {path} must list nsamples of at least 0, got {count!r} for {url!r}")
-    return [os.path.join(os.path.dirname(file), url) for url in urls], counts

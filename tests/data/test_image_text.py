@@ -19,7 +19,8 @@ from PIL import Image
 
 from scent_lightning.data import ImageTextDataModule
 from scent_lightning.data import image_text as module_under_test
-from scent_lightning.data.image_text import MEAN, STD, _Shard
+from scent_lightning.data.image_text import MEAN, STD
+from scent_lightning.data.pair_sources import Shard
 from scent_lightning.data.shapes import COLOURS, NUM_CAPTIONS, Shapes
 from scent_lightning.errors import InputError
 from tests.helpers import ddp_trainer, quiet_trainer, under_two_trainers
@@ -436,7 +437,7 @@ def test_only_regular_members_count(tmp_path):
         archive.add(secret, f"{'long' * 40}/é.txt")
         archive.add(secret, ".hidden.txt")
         archive.add(secret, "folder.d/noextension")
-    shard = _Shard(str(tmp_path / "a.tar"))
+    shard = Shard(str(tmp_path / "a.tar"))
     assert list(shard.keys) == [f"{'long' * 40}/é"]
     assert shard.member(0, 1) == b"secret"
     assert shard.member(0, 0) is None
@@ -455,7 +456,7 @@ def test_spoiled_shard(tmp_path, where):
     pattern = write_shards(tmp_path)
     path = tmp_path / "002.tar"
     content = path.read_bytes()
-    spans = _Shard(str(path)).spans
+    spans = Shard(str(path)).spans
     offset = int(spans[3, 0, 0])
     cut = {"data": offset + 10, "header": offset - 100, "between": offset - 512}.get(where)
     if cut is not None:

@@ -1,0 +1,333 @@
+"""Where pairs of an image and a caption come from: files of a table, or shards. Row i is always the same pair."""
+
+from __future__ import annotations
+
+import glob
+import io
+import json
+import os
+import re
+import tarfile
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from scent_lightning.errors import InputError
+
+Array = npt.NDArray[Any]
+
+# Formats that Pillow decodes by itself: for others, such as EPS, it runs a program on the file.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+SHARD_IMAGES = ("jpg", "jpeg", "png", "webp")
+SHARD_MEMBER = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)")  # webdataset's rule: the key ends at the first dot of the name
+NAMED = 5
+LOOKED_FOR = 20
+
+
+def some_of(values: Sequence[Any]) -> str:
+    """The first few, and how many there are."""
+    shown = ", ".join(str(value) for value in values[:NAMED])
+    return shown if len(values) <= NAMED else f"{shown}, … ({len(values)} in all)"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of another library's message."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def leads_outside(path: str) -> bool:
+    """Whether a relative path leaves the folder it is relative to."""
+    return not os.path.isabs(path) and os.path.normpath(path).split(os.sep)[0] == os.pardir
+
+
+def elsewhere(path: str) -> str:
+    """The path in the folder that the environment variable SCENT_LIGHTNING_DATA names."""
+    return os.path.join(os.environ.get("SCENT_LIGHTNING_DATA") or "", path)
+
+
+class _Strings:
+    """A list of strings in two blocks of memory, which forked loader processes share.
+
+    Args:
+        strings: what it holds.
+    """
+
+    def __init__(self, strings: Iterable[str]) -> None:
+        encoded = [string.encode("utf-8", "surrogatepass") for string in strings]
+        self.ends = np.cumsum([0, *map(len, encoded)])
+        self.bytes = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, position: int) -> str:
+        return self.bytes[self.ends[position] : self.ends[position + 1]].tobytes().decode("utf-8", "surrogatepass")
+
+
+class BadPairError(Exception):
+    """A pair that has to be skipped; the message says which file, and why."""
+
+
+def _decode(file: str | io.BytesIO, name: str) -> Tensor:
+    """The image in ``file`` as RGB: uint8, shape (3, H, W); raises BadPairError if there is none."""
+    from PIL import Image
+
+    Image.init()  # once; else the formats have no decoder before others were tried
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            pixels = np.array(image.convert("RGB"))
+    except Exception as error:  # what a decoder raises on corrupt bytes depends on the format
+        if isinstance(error, FileNotFoundError):
+            raise BadPairError(f"{name} does not exist") from error
+        reason = first_line(error) if isinstance(file, str) else "no image can be decoded from it"
+        raise BadPairError(f"cannot read {name} as an image: {reason}") from error
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+# Sources. Row i of a source is always the same pair, whatever becomes of the others.
+
+
+class FilePairs:
+    """Pairs in files.
+
+    Args:
+        split: its name.
+        rows: number of rows.
+    """
+
+    def __init__(self, split: str, rows: int) -> None:
+        self.split = split
+        if rows == 0:
+            raise InputError(f"split {split!r} has no rows")
+        # In shared memory: loader processes write it too.
+        self.skipped: Tensor = torch.zeros(rows, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+
+    def __len__(self) -> int:
+        return len(self.skipped)
+
+    def read(self, row: int, image: bool = True) -> tuple[str, Tensor | None]:
+        """Caption, and image (uint8, shape (3, H, W)) if asked for; raises BadPairError."""
+        raise NotImplementedError
+
+    def caption(self, row: int) -> str:
+        """Caption, "" where there is none."""
+        try:
+            return self.read(row, image=False)[0]
+        except BadPairError:
+            return ""
+
+    def skip(self, row: int, reason: str) -> None:
+        """Count the row, once, and say so of the first ones."""
+        if self.skipped[row]:
+            return
+        self.skipped[row] = True
+        count = int(self.skipped.sum())
+        if count == len(self):
+            raise InputError(f"split {self.split!r} has no pair that can be used, of {count}; the last one: {reason}")
+        if count <= NAMED:
+            more = "; no more are named" if count == NAMED else ""
+            warnings.warn(f"pair {row} of split {self.split!r} is skipped: {reason}{more}", stacklevel=2)
+
+
+class TablePairs(FilePairs):
+    """Pairs of a table.
+
+    Args:
+        split: its name.
+        path: of the table.
+        names: path of each image, shape ``(n,)``; relative ones are in the table's folder.
+        captions: shape ``(n,)``; "" where there is none.
+        rows: of the table, counted from 0, shape ``(n,)``.
+    """
+
+    def __init__(self, split: str, path: Path, names: Iterable[str], captions: Iterable[str], rows: Array) -> None:
+        super().__init__(split, len(rows))
+        self.path = path
+        self.names = _Strings(names)
+        self.captions = _Strings(captions)
+        self.rows = rows
+        bare = np.flatnonzero(np.diff(self.captions.ends) == 0)
+        if len(bare) == len(rows):
+            raise InputError(f"split {split!r} has no caption in any of its {len(rows)} rows of {path}")
+        if bare.size:
+            self.skipped[torch.from_numpy(bare)] = True
+            warnings.warn(
+                f"split {split!r}: {len(bare)} of {len(rows)} pairs have no caption and are skipped: rows "
+                f"{some_of(rows[bare].tolist())} (counted from 0) of {path}",
+                stacklevel=2,
+            )
+
+    def image_path(self, row: int) -> str:
+        """Path of a row's image."""
+        return os.path.join(self.path.parent, self.names[row])
+
+    def read(self, row: int, image: bool = True) -> tuple[str, Tensor | None]:  # noqa: D102
+        caption = self.captions[row]
+        if not caption:
+            raise BadPairError(f"row {self.rows[row]} (counted from 0) of {self.path} has no caption")
+        if not self.names[row]:
+            raise BadPairError(f"row {self.rows[row]} (counted from 0) of {self.path} has no image path")
+        return caption, _decode(self.image_path(row), self.image_path(row)) if image else None
+
+
+class Shard:
+    """Where the members of each sample are in a tar file; nothing of them is read.
+
+    Args:
+        path: of the tar file.
+    """
+
+    def __init__(self, path: str) -> None:
+        spans: dict[str, Array] = {}
+        try:
+            with tarfile.open(path, "r:") as archive:
+                while (member := archive.next()) is not None:
+                    archive.members.clear()  # type: ignore[attr-defined]  # it would keep all
+                    if member.size < 0:  # tarfile would go back and never end
+                        raise tarfile.ReadError("a member has a negative size")
+                    found = SHARD_MEMBER.fullmatch(member.name)
+                    if found is None or not member.isreg() or member.issparse():
+                        continue
+                    span = spans.setdefault(found[1], np.full((2, 2), -1, dtype=np.int64))
+                    extension = found[2].lower()
+                    kind = 0 if extension in SHARD_IMAGES else 1 if extension == "txt" else None
+                    if kind is not None and span[kind, 0] < 0:
+                        span[kind] = member.offset_data, member.size
+                end = archive.offset  # type: ignore[attr-defined]
+            # tarfile stops in silence at the end of a file that was cut between two members, and at a bad header.
+            with open(path, "rb") as file:
+                file.seek(end)
+                if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                    raise tarfile.ReadError("it is cut short or has a bad header")
+        except (OSError, tarfile.TarError, ValueError, EOFError) as error:
+            raise InputError(
+                f"shard {path} cannot be read as a whole, uncompressed tar file: {first_line(error)}"
+            ) from error
+        self.path = path
+        self.keys = _Strings(spans)
+        # Offset and size in bytes of image and text, −1 where there is none.
+        self.spans = np.stack(list(spans.values())) if spans else np.empty((0, 2, 2), dtype=np.int64)
+
+    def member(self, sample: int, kind: int) -> bytes | None:
+        """Bytes of the image (``kind`` 0) or the text (1)."""
+        offset, size = self.spans[sample, kind].tolist()
+        if offset < 0:
+            return None
+        with open(self.path, "rb") as file:
+            file.seek(offset)
+            content = file.read(size)
+        if len(content) < size:
+            raise InputError(f"shard {self.path} is shorter than when it was opened")
+        return content
+
+
+class ShardPairs(FilePairs):
+    """Pairs in tar files; those of a sample are consecutive numbers in the order of the files.
+
+    Args:
+        split: its name.
+        paths: of the tar files.
+        counts: samples of each; None counts them, which reads all headers.
+    """
+
+    def __init__(self, split: str, paths: list[str], counts: list[int] | None) -> None:
+        self.paths = paths
+        self._opened: dict[int, Shard] = {}
+        self._counts = counts
+        if counts is None:
+            counts = [len(self._shard(number).keys) for number in range(len(paths))]
+        self.ends = np.cumsum(counts)
+        super().__init__(split, int(self.ends[-1]))
+
+    def _shard(self, number: int) -> Shard:
+        if number not in self._opened:
+            shard = Shard(self.paths[number])
+            if self._counts is not None and len(shard.keys) != self._counts[number]:
+                raise InputError(
+                    f"shard {self.paths[number]} has {len(shard.keys)} samples, the index says {self._counts[number]}"
+                )
+            self._opened[number] = shard
+        return self._opened[number]
+
+    def read(self, row: int, image: bool = True) -> tuple[str, Tensor | None]:  # noqa: D102
+        number = int(np.searchsorted(self.ends, row, side="right"))
+        shard = self._shard(number)
+        sample = row - int(self.ends[number]) + len(shard.keys)
+        name = f"sample {shard.keys[sample]!r} of {shard.path}"
+        text = shard.member(sample, 1)
+        if text is None:
+            raise BadPairError(f"{name} has no .txt member")
+        try:
+            caption = text.decode().strip()
+        except UnicodeDecodeError as error:
+            raise BadPairError(f"the text of {name} is not UTF-8") from error
+        if not caption:
+            raise BadPairError(f"{name} has no caption")
+        if not image:
+            return caption, None
+        content = shard.member(sample, 0)
+        if content is None:
+            raise BadPairError(f"{name} has no image")
+        return caption, _decode(io.BytesIO(content), name)
+
+
+def shard_list(argument: str, path: str) -> tuple[list[str], list[int] | None]:
+    """Paths of the shards that ``path`` names, and from a JSON index how many samples each has."""
+    if "://" in path or path.startswith("pipe:"):
+        raise InputError(f"{argument} must be local files, got {path!r}")
+    if path.lower().endswith(".json"):
+        return _json_index(argument, path)
+    for place in (path, elsewhere(path)):
+        paths = [os.path.join(place, "*.tar")] if os.path.isdir(place) else list(_braces(place))
+        found = [file for pattern in paths for file in _expand(pattern)]
+        missing = [file for file in found if not os.path.isfile(file)]
+        if found and len(missing) < len(found):
+            if missing:
+                raise InputError(f"{argument} {path} has shards that are not there: {some_of(missing)}")
+            return found, None
+    raise InputError(f"{argument} {path} names no tar file that is there")
+
+
+def _braces(pattern: str) -> Iterator[str]:
+    if "{" not in pattern or os.path.exists(pattern):
+        return iter([pattern])
+    try:
+        from braceexpand import braceexpand
+    except ImportError as error:
+        raise InputError(
+            f"a pattern such as {pattern!r} needs braceexpand; install it with pip install 'scent-lightning[vision]'"
+        ) from error
+    expanded: Iterator[str] = braceexpand(pattern)
+    return expanded
+
+
+def _expand(pattern: str) -> list[str]:
+    return sorted(glob.glob(pattern)) if glob.has_magic(pattern) and not os.path.exists(pattern) else [pattern]
+
+
+def _json_index(argument: str, path: str) -> tuple[list[str], list[int]]:
+    file = next((place for place in (path, elsewhere(path)) if os.path.isfile(place)), None)
+    if file is None:
+        raise InputError(f"{argument} {path} is not a file")
+    try:
+        index = json.loads(Path(file).read_text(encoding="utf-8"))
+        shards = index["shardlist"] if isinstance(index, dict) else index
+        urls, counts = [shard["url"] for shard in shards], [shard["nsamples"] for shard in shards]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{argument} {path} must be JSON with a shardlist of url and nsamples each: {first_line(error)}"
+        ) from error
+    if not urls:
+        raise InputError(f"{argument} {path} lists no shards")
+    for url, count in zip(urls, counts, strict=True):
+        if not isinstance(url, str) or "://" in url or url.startswith("pipe:") or leads_outside(url):
+            raise InputError(f"{argument} {path} must list local files in its own folder or absolute, got {url!r}")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise InputError(f"{argument} {path} must list nsamples of at least 0, got {count!r} for {url!r}")
+    return [os.path.join(os.path.dirname(file), url) for url in urls], counts
