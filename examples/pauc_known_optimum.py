@@ -42,7 +42,7 @@ from scent_lightning.metrics.partial_auc import partial_auc_objective
 from scent_lightning.tasks import PartialAUCTask
 
 Array = npt.NDArray[np.float64]
-MARGIN, POSITIVES, NEGATIVES, COMPONENTS = 0.5, 2000, 10_000, 128
+MARGIN, POSITIVES, NEGATIVES, COMPONENTS, DIGIT_COMPONENTS = 0.5, 2000, 10_000, 128, 20
 TAUS, POSITIVES_PER_BATCH, NEGATIVES_PER_BATCH = (0.05, 0.1), 32, (32, 4)
 
 Settings = dict[str, tuple[float, dict[str, Any]]]
@@ -123,9 +123,16 @@ def digit_features() -> tuple[Array, Array]:
     return digits.data[kept], positive[kept].astype(np.float64)
 
 
+def data_folder() -> Path:
+    """Where data sets are looked for."""
+    given = os.environ.get("SCENT_LIGHTNING_DATA")
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    return Path(given) if given else beside if beside.is_dir() else Path("data")
+
+
 def find_images(path: str | None, out: Path) -> Path | None:
     """The image folder: as given, unpacked from an archive, or in SCENT_LIGHTNING_DATA; None if there is none."""
-    found = Path(path) if path else Path(os.environ.get("SCENT_LIGHTNING_DATA", "data")) / "cifar10"
+    found = Path(path) if path else data_folder() / "cifar10"
     archives = [found] if found.is_file() else sorted(found.glob("*.tar.gz"))
     if (found / "train").is_dir():
         return found
@@ -139,9 +146,9 @@ def find_images(path: str | None, out: Path) -> Path | None:
 
 
 def write_features(path: Path | None, out: Path) -> None:
-    """The features, whitened to 128 principal components, in the layout that the data module reads."""
+    """The features, whitened to their first principal components, in the layout that the data module reads."""
     features, labels = image_features(path) if path else digit_features()
-    features = PCA(min(COMPONENTS, features.shape[1]), whiten=True, random_state=0).fit_transform(features)
+    features = PCA(COMPONENTS if path else DIGIT_COMPONENTS, whiten=True, random_state=0).fit_transform(features)
     for split in ("train", "test"):
         (out / split).mkdir(parents=True)
         np.save(out / split / "features.npy", features.astype(np.float32))
@@ -221,6 +228,8 @@ def run(
         batches_per_epoch=(len(positives) + len(negatives)) // (2 * POSITIVES_PER_BATCH),
     )
     data.setup("fit")
+    # Fewer rows make fewer steps, which have to be larger to go as far.
+    rate = (lr or tuned_lr) * (POSITIVES + NEGATIVES) / data.num_anchors
     task = PartialAUCTask(
         data.num_anchors,
         DualUpdate.from_config(config),
@@ -228,7 +237,7 @@ def run(
         tau=tau,
         margin=MARGIN,
         score="raw",
-        lr=lr or tuned_lr,
+        lr=rate,
         momentum=momentum,
     )
     linear: Any = task.network
@@ -254,7 +263,7 @@ def run(
             "method": method,
             "seed": seed,
             "epochs": epochs,
-            "lr": lr or tuned_lr,
+            "lr": rate,
             "arguments": json.dumps(config["init_args"]),
             "objective": reached,
         }
@@ -279,8 +288,8 @@ def main() -> None:
     done = {(r["tau"], r["negatives"], r["method"], r["seed"], r["epochs"]) for r in read_rows(out / "runs.csv")}
     todo = [
         (str(folder), tau, count, method, seed, arguments.epochs)
-        for (count, tau), settings in SETTINGS.items()
-        for method in settings
+        for count, tau in SETTINGS
+        for method in ("BSGD", "ASGD", "SoftplusASGD", "UMax", "SOX", "SCENT")
         for seed in arguments.seeds
         if (tau, count, method, seed, arguments.epochs) not in done
     ]
@@ -294,7 +303,7 @@ def main() -> None:
             of_tau.setdefault(row["method"], []).append(gap)  # type: ignore[arg-type,attr-defined]
     for count, by_tau in gaps.items():
         print(f"\n{POSITIVES_PER_BATCH} positives and {count} negatives a batch, {arguments.epochs} epochs: gap in %")
-        methods = list(next(iter(by_tau.values())))
+        methods = list(SETTINGS[count, TAUS[0]])
         print("| τ | " + " | ".join(methods) + " |\n| --- |" + " --- |" * len(methods))
         for tau, by_method in by_tau.items():
             means = {method: statistics.mean(values) for method, values in by_method.items()}  # type: ignore[arg-type]

@@ -192,7 +192,7 @@ def test_each_process_has_its_own_rows(tmp_path):
     seen = []
     for rank in range(2):
         data = module(tmp_path)
-        data.trainer = type("Trainer", (), {"world_size": 2, "global_rank": rank})()
+        data.trainer = type("Trainer", (), {"world_size": 2, "global_rank": rank, "current_epoch": 0})()
         seen.append(set(rows_of(data.train_dataloader())[2].tolist()))
     assert seen[0] | seen[1] == set(range(23))
     assert len(seen[0] & seen[1]) == 1  # 23 rows are padded to 24

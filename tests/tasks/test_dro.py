@@ -151,7 +151,7 @@ def test_precision(data, precision):
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
         ({"huber_delta": 0.0}, "huber_delta must be above 0"),
         ({"weight_decay": -1.0}, "weight_decay must be at least 0"),
-        ({"lr_schedule": "step"}, "lr_schedule must be one of"),
+        ({"lr_schedule": "linear"}, "lr_schedule must be one of"),
         ({"dual": "SCENT"}, "must be a DualUpdate, got str"),
     ],
 )
