@@ -270,7 +270,13 @@ def image_folder(folder, classes, images, size=8):
             Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{image}.png")
 
 
-@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+CONFIGS = [
+    pytest.param(path, marks=[pytest.mark.slow] if path.stem == "clip_dfn14m" else [], id=path.stem)
+    for path in sorted((ROOT / "configs").glob("*.yaml"))
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
 def test_every_config_builds(config, tables, monkeypatch, data_dir):
     monkeypatch.setenv("SCENT_LIGHTNING_DATA", str(data_dir))
     arguments = ["--trainer.enable_progress_bar", "false", "--trainer.accelerator", "cpu"]
