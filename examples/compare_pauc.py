@@ -17,17 +17,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import statistics
-import warnings
 from pathlib import Path
 from typing import Any, cast
 
-import lightning as L
 import numpy as np
 import torch
-from resumable import read_rows, run_missing
+from resumable import bare_trainer, read_rows, run_missing, silent_process
 from torch import Tensor
 
 from scent_lightning.data import ImbalancedImageDataModule
@@ -63,16 +60,9 @@ SETTINGS: dict[float, dict[str, tuple[float, dict[str, Any]]]] = {
 }
 
 
-def quiet(threads: int) -> None:
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    torch.set_num_threads(threads)
-
-
 def pretrain(path: str, seed: int, width: int, epochs: int, folder: Path) -> list[dict[str, Any]]:
     """First stage: the checkpoint, the features of both splits, and the scores of its own classifier."""
-    quiet(1)
-    L.seed_everything(seed, verbose=False)
+    silent_process(seed)
     cifar = {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}
     # One positive row in six, as in the data.
     data = ImbalancedImageDataModule(path, positives_per_batch=11, seed=seed, **cast(Any, cifar))
@@ -87,13 +77,9 @@ def pretrain(path: str, seed: int, width: int, epochs: int, folder: Path) -> lis
         momentum=0.9,
         weight_decay=5e-4,
     )
-    trainer = L.Trainer(
+    trainer = bare_trainer(
         max_epochs=epochs,
         limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
     trainer.fit(task, datamodule=data)
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,8 +123,7 @@ def run(
     momentum: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Second stage: train a classifier on the features once; the figures at the end."""
-    quiet(1)
-    L.seed_everything(seed, verbose=False)
+    silent_process(seed)
     row = {"seed": seed, "tau": tau, "method": method, "epochs": epochs}
     if method == PRETRAINING:
         scores = {split: torch.from_numpy(np.load(folder / split / "scores.npy")) for split in ("train", "test")}
@@ -156,14 +141,10 @@ def run(
         lr=lr or tuned_lr,
         momentum=momentum,
     )
-    trainer = L.Trainer(
+    trainer = bare_trainer(
         accelerator="cpu",
         max_epochs=epochs,
         limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
     row |= {"lr": lr or tuned_lr, "arguments": json.dumps(config["init_args"])}
     try:

@@ -14,16 +14,14 @@ figure drawn.
 from __future__ import annotations
 
 import argparse
-import logging
 import statistics
-import warnings
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
-from resumable import read_rows, run_missing
+from resumable import bare_trainer, read_rows, run_missing, silent_process
 from torch import Tensor
 
 from scent_lightning.data import FeatureDataModule
@@ -78,10 +76,7 @@ def run(
     method: str, seed: int, epochs: int, path: str, lr: float | None = None, arguments: dict[str, Any] | None = None
 ) -> list[dict[str, Any]]:
     """Train once; a row for each epoch."""
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    L.seed_everything(seed, verbose=False)
+    silent_process(seed)
     tuned_lr, tuned = SETTINGS[method]
     config = {"class_path": method, "init_args": tuned if arguments is None else arguments}
     data = FeatureDataModule(path, batch_size=128)
@@ -89,14 +84,10 @@ def run(
         data.num_features, data.num_classes, data.num_anchors, DualUpdate.from_config(config), lr=lr or tuned_lr
     )
     curve = Curve({split: fixed_rows(path, split) for split in ("train", "val")})
-    trainer = L.Trainer(
+    trainer = bare_trainer(
         accelerator="cpu",
         max_epochs=epochs,
         limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=[curve],
     )
     try:

@@ -18,20 +18,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import statistics
 import tarfile
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import numpy.typing as npt
 import torch
-from resumable import read_rows, run_missing
+from resumable import bare_trainer, read_rows, run_missing, silent_process
 from scipy.optimize import minimize
 from sklearn.decomposition import PCA
 
@@ -212,10 +209,7 @@ def run(
     momentum: float = 0.9,
 ) -> list[dict[str, Any]]:
     """Train once; the objective at the end."""
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    L.seed_everything(seed, verbose=False)
+    silent_process(seed)
     tuned_lr, tuned = SETTINGS.get((negatives_per_batch, tau), {}).get(method, (0.0, {}))
     config = {"class_path": method, "init_args": tuned if arguments is None else arguments}
     positives, negatives = read_features(Path(folder))
@@ -242,14 +236,10 @@ def run(
     )
     linear: Any = task.network
     torch.nn.init.zeros_(linear.weight)
-    trainer = L.Trainer(
+    trainer = bare_trainer(
         accelerator="cpu",
         max_epochs=epochs,
         limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
     try:
         trainer.fit(task, datamodule=data)

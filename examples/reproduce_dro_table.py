@@ -15,19 +15,15 @@ printed and a figure of the gaps is drawn.
 from __future__ import annotations
 
 import argparse
-import logging
 import math
 import statistics
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
-import torch
 import yaml
-from resumable import read_rows, run_missing
+from resumable import bare_trainer, read_rows, run_missing, silent_process
 
 from scent_lightning.data import TabularRegressionDataModule
 from scent_lightning.duals import DualUpdate
@@ -92,24 +88,17 @@ def temperature(cell: str) -> float:
 
 def run(cell: str, method: str, seed: int, epochs: int, data_dir: str | None) -> list[dict[str, Any]]:
     """Train once and give the objective over the training set."""
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    L.seed_everything(seed, verbose=False)
+    silent_process(seed)
     data = data_module(cell, data_dir)
     lr, dual, clip = settings(cell, method)
     task = DRORegressionTask(data.num_features, DualUpdate.from_config(dual), tau=temperature(cell), lr=lr)
-    trainer = L.Trainer(
+    trainer = bare_trainer(
         accelerator="cpu",
         max_epochs=epochs,
         gradient_clip_val=clip,
         check_val_every_n_epoch=None,
         val_check_interval=10**9,
         num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
     start = time.perf_counter()
     try:

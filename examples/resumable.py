@@ -1,14 +1,37 @@
-"""Many runs in a few processes, each written to a CSV file when it ends: shared by the scripts of this folder."""
+"""Many silent runs in a few processes, each written to a CSV file when it ends: shared by this folder's scripts."""
 
 from __future__ import annotations
 
 import csv
+import logging
+import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+import lightning as L
+import torch
 from tqdm import tqdm
+
+
+def silent_process(seed: int) -> None:
+    """One thread, the seed, and no messages: many runs share the machine and the terminal."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    L.seed_everything(seed, verbose=False)
+
+
+def bare_trainer(**arguments: Any) -> L.Trainer:
+    """A Trainer that leaves nothing behind: no log, no checkpoint, no progress bar."""
+    return L.Trainer(
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **arguments,
+    )
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -68,6 +68,32 @@ class SoftmaxData(L.LightningDataModule):
     test_dataloader = predict_dataloader = val_dataloader
 
 
+class Steps(L.LightningModule):
+    """Keeps the dataset indices of each kind of step, those of training a list for each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen = {"train": [], "val": [], "test": [], "predict": []}
+
+    def training_step(self, batch, batch_idx):
+        self.seen["train"].append(batch[2].tolist())
+        return self.weight * batch[0].sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.seen["val"] += batch[2].tolist()
+
+    def test_step(self, batch, batch_idx):
+        self.seen["test"] += batch[2].tolist()
+
+    def predict_step(self, batch, batch_idx):
+        self.seen["predict"] += batch[2].tolist()
+        return batch[1]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
 def quiet_trainer(**arguments) -> L.Trainer:
     defaults = {
         "accelerator": "cpu",

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from scent_lightning.data.indexed import batch_loader, check_batch_size
+from scent_lightning.data.indexed import batch_loader, check_batch_size, place_in_run
 from scent_lightning.errors import InputError
 
 __all__ = ["FeatureDataModule", "SyntheticFeatureDataModule"]
@@ -85,11 +85,8 @@ class _FeatureDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled training batches."""
-        replicas = (1, 0) if self.trainer is None else (self.trainer.world_size, self.trainer.global_rank)
-        epoch = 0 if self.trainer is None else self.trainer.current_epoch
-        return batch_loader(
-            self._train_split(), self.batch_size, True, *replicas, num_workers=self.num_workers, epoch=epoch
-        )
+        replicas, rank, epoch = place_in_run(self.trainer)
+        return batch_loader(self._train_split(), self.batch_size, True, replicas, rank, self.num_workers, epoch=epoch)
 
     def _evaluation_loader(self, split: _Split) -> DataLoader[Any]:
         return batch_loader(split, self.eval_batch_size, False, num_workers=self.num_workers)

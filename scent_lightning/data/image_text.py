@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from scent_lightning.data.features import _check_integer, _FeatureDataModule, _Split
-from scent_lightning.data.indexed import ShuffledSampler, _identity, check_batch_size
+from scent_lightning.data.indexed import batch_loader, check_batch_size, place_in_run
 from scent_lightning.data.pair_sources import (
     LOOKED_FOR,
     BadPairError,
@@ -413,18 +413,9 @@ class ImageTextDataModule(_FeatureDataModule):
         """Shuffled training batches."""
         split = self._train_split()
         check_batch_size(self.batch_size, len(split))
-        replicas = (1, 0) if self.trainer is None else (self.trainer.world_size, self.trainer.global_rank)
-        sampler = ShuffledSampler(split, *replicas, seed=torch.initial_seed() % 2**31)
-        # Loader processes fetch ahead before Lightning sets it, which matters in a run that is resumed.
-        sampler.set_epoch(0 if self.trainer is None else self.trainer.current_epoch)
-        return DataLoader(
-            split,
-            batch_size=self.batch_size,
-            sampler=sampler,
-            num_workers=self.num_workers,
-            collate_fn=_identity,
-            persistent_workers=self.num_workers > 0,
-            drop_last=self.drop_last,
+        replicas, rank, epoch = place_in_run(self.trainer)
+        return batch_loader(
+            split, self.batch_size, True, replicas, rank, self.num_workers, epoch=epoch, drop_last=self.drop_last
         )
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from scent_lightning.data.features import _check_integer, _FeatureDataModule, _FileSplit, _Split
-from scent_lightning.data.indexed import _identity
+from scent_lightning.data.indexed import _identity, place_in_run, shuffle_seed
 from scent_lightning.data.stratified import StratifiedBatchSampler, check_class_size
 from scent_lightning.errors import InputError
 
@@ -425,14 +425,10 @@ class ImbalancedImageDataModule(_FeatureDataModule):
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Training batches with a fixed number of positive rows."""
-        sampler = self._sampler()
-        if self.trainer is not None:
-            # Loader processes fetch ahead before Lightning sets the epoch of a run that it resumes.
-            sampler.set_epoch(self.trainer.current_epoch)
         return DataLoader(
             self._train_split(),
             batch_size=None,
-            sampler=sampler,
+            sampler=self._sampler(),
             num_workers=self.num_workers,
             collate_fn=_identity,
             persistent_workers=self.num_workers > 0,
@@ -460,12 +456,16 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         return self._split("train", augment=self.augment)
 
     def _sampler(self) -> StratifiedBatchSampler:
-        replicas = (1, 0) if self.trainer is None else (self.trainer.world_size, self.trainer.global_rank)
+        replicas, rank, epoch = place_in_run(self.trainer)
         positives, negatives = self.positives_per_batch, self.batch_size - self.positives_per_batch
-        check_class_size("positives_per_batch", positives, replicas[0], self.num_positives, "positive")
-        check_class_size("batch_size − positives_per_batch", negatives, replicas[0], self.num_negatives, "negative")
-        seed = torch.initial_seed() % 2**31
-        return StratifiedBatchSampler(self.train_labels, positives, negatives, self.batches_per_epoch, seed, *replicas)
+        check_class_size("positives_per_batch", positives, replicas, self.num_positives, "positive")
+        check_class_size("batch_size − positives_per_batch", negatives, replicas, self.num_negatives, "negative")
+        sampler = StratifiedBatchSampler(
+            self.train_labels, positives, negatives, self.batches_per_epoch, shuffle_seed(), replicas, rank
+        )
+        # Loader processes fetch ahead before Lightning sets the epoch of a run that it resumes.
+        sampler.set_epoch(epoch)
+        return sampler
 
     # Which splits there are
 

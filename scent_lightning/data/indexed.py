@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import lightning as L
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -72,6 +73,28 @@ class ShuffledSampler(DistributedSampler[int]):
             yield from part.tolist()
 
 
+class PlaceInRun(NamedTuple):
+    """Which share of the rows a loader has to give, and of which epoch."""
+
+    num_replicas: int
+    rank: int
+    epoch: int
+
+
+def place_in_run(trainer: L.Trainer | None) -> PlaceInRun:
+    """Number of processes, this one's number, and the epoch that comes next; without a Trainer all of the first."""
+    return (
+        PlaceInRun(1, 0, 0)
+        if trainer is None
+        else PlaceInRun(trainer.world_size, trainer.global_rank, trainer.current_epoch)
+    )
+
+
+def shuffle_seed() -> int:
+    """The seed that ``seed_everything`` set, in the range of every sampler."""
+    return torch.initial_seed() % 2**31
+
+
 def _identity(batch: Any) -> Any:
     return batch
 
@@ -85,6 +108,7 @@ def batch_loader(
     num_workers: int = 0,
     seed: int | None = None,
     epoch: int = 0,
+    drop_last: bool = False,
 ) -> DataLoader[Any]:
     """Loader of a data set with ``__getitems__``, whole batches at a time.
 
@@ -101,9 +125,10 @@ def batch_loader(
         seed: of the shuffle; None takes the one ``seed_everything`` set.
         epoch: number of the epoch that comes next. Loader processes fetch ahead before Lightning sets it, which
             matters in a run that is resumed.
+        drop_last: leave out a last batch that is not full.
     """
     if seed is None:
-        seed = torch.initial_seed() % 2**31
+        seed = shuffle_seed()
     sampler = ShuffledSampler(dataset, num_replicas, rank, seed) if shuffle else None
     if sampler is not None:
         sampler.set_epoch(epoch)
@@ -114,6 +139,7 @@ def batch_loader(
         num_workers=num_workers,
         collate_fn=_identity,
         persistent_workers=num_workers > 0,
+        drop_last=drop_last,
     )
 
 

@@ -15,7 +15,7 @@ from sklearn.datasets import fetch_california_housing, fetch_openml, load_diabet
 from sklearn.preprocessing import StandardScaler
 from torch.utils.data import DataLoader
 
-from scent_lightning.data.indexed import IndexedTensorDataset, batch_loader, check_batch_size
+from scent_lightning.data.indexed import IndexedTensorDataset, batch_loader, check_batch_size, place_in_run
 from scent_lightning.errors import InputError
 
 __all__ = ["TabularRegressionDataModule"]
@@ -196,10 +196,9 @@ class TabularRegressionDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled training batches."""
-        replicas = (1, 0) if self.trainer is None else (self.trainer.world_size, self.trainer.global_rank)
-        epoch = 0 if self.trainer is None else self.trainer.current_epoch
+        replicas, rank, epoch = place_in_run(self.trainer)
         return batch_loader(
-            self._loaded()["train"], self.batch_size, True, *replicas, num_workers=self.num_workers, epoch=epoch
+            self._loaded()["train"], self.batch_size, True, replicas, rank, self.num_workers, epoch=epoch
         )
 
     def val_dataloader(self) -> DataLoader[Any]:

@@ -124,7 +124,7 @@ class DualUpdate:
     @property
     def has_exponential_objective(self) -> bool:
         """Whether the objective is the exponential one, whose gradient is known from ℓ and ν alone."""
-        return type(self).objective is DualUpdate.objective and not self.needs_scores
+        return type(self).objective is DualUpdate.objective
 
     def step_sizes(self, progress: float = 0.0) -> dict[str, float]:
         """Scheduled value of each step size at ``progress``, by its name."""

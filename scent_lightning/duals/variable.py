@@ -255,7 +255,7 @@ class DualVariable(nn.Module):
                 progress,
                 partial(self._step_scores, scores.detach(), mask, progress) if update.needs_scores else None,
             )
-        if type(update).objective is not DualUpdate.objective:
+        if not update.has_exponential_objective:
             objective = update.objective(step.nu, scores, mask)
             loss = objective.sum() / valid_rows(objective, counts)
             self.commit(step, loss, objective, shifted)
@@ -274,7 +274,7 @@ class DualVariable(nn.Module):
 
         None where the update has no such form, or where something is not finite: the general way says what.
         """
-        if type(self.update).objective is not DualUpdate.objective:
+        if not self.update.has_exponential_objective:
             return None
         values = functional.at_least_float32(scores)
         row, largest = int(rows), values.detach().max().item()

@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+from itertools import chain
 
 import lightning as L
 import numpy as np
@@ -18,6 +19,7 @@ from scent_lightning.data.features import (
     _uniform,
 )
 from scent_lightning.errors import InputError
+from tests.helpers import Steps
 
 ROWS = {"train": 23, "val": 7, "test": 5}
 WIDTH = 4
@@ -51,32 +53,6 @@ def rows_of(loader):
 
 def module(folder, **arguments):
     return FeatureDataModule(str(folder), **{"batch_size": 5, "eval_batch_size": 3, **arguments})
-
-
-class Steps(L.LightningModule):
-    """Keeps the dataset indices that the Trainer hands to each kind of step."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.seen = {"train": [], "val": [], "test": [], "predict": []}
-
-    def training_step(self, batch, batch_idx):
-        self.seen["train"] += batch[2].tolist()
-        return self.weight * batch[0].sum()
-
-    def validation_step(self, batch, batch_idx):
-        self.seen["val"] += batch[2].tolist()
-
-    def test_step(self, batch, batch_idx):
-        self.seen["test"] += batch[2].tolist()
-
-    def predict_step(self, batch, batch_idx):
-        self.seen["predict"] += batch[2].tolist()
-        return batch[1]
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def trainer():
@@ -204,7 +180,7 @@ def test_trainer_with_all_splits(tmp_path):
     trainer().fit(model, module(tmp_path))
     trainer().test(model, module(tmp_path), verbose=False)
     labels = trainer().predict(model, module(tmp_path))
-    assert sorted(model.seen["train"]) == list(range(23))
+    assert sorted(chain(*model.seen["train"])) == list(range(23))
     assert model.seen["val"][-7:] == list(range(7))  # after two sanity batches
     assert model.seen["test"] == model.seen["predict"] == list(range(5))
     np.testing.assert_array_equal(torch.cat(labels), arrays("test")[1])
@@ -214,7 +190,7 @@ def test_trainer_without_a_validation_split(tmp_path):
     write(tmp_path, ["train"])
     model = Steps()
     trainer().fit(model, module(tmp_path))
-    assert sorted(model.seen["train"]) == list(range(23))
+    assert sorted(chain(*model.seen["train"])) == list(range(23))
     assert model.seen["val"] == []
     with pytest.raises(InputError, match=r"val_split 'val': missing split, .* has: train"):
         trainer().validate(model, module(tmp_path))
@@ -506,7 +482,7 @@ def test_trainer_on_synthetic_features():
     trainer().fit(model, data)
     trainer().test(model, data, verbose=False)
     trainer().predict(model, data)
-    assert sorted(model.seen["train"]) == list(range(400))
+    assert sorted(chain(*model.seen["train"])) == list(range(400))
     assert model.seen["val"][-90:] == model.seen["test"] == model.seen["predict"] == list(range(90))
 
 

@@ -23,7 +23,7 @@ from scent_lightning.data.image_text import MEAN, STD
 from scent_lightning.data.pair_sources import Shard
 from scent_lightning.data.shapes import COLOURS, NUM_CAPTIONS, Shapes
 from scent_lightning.errors import InputError
-from tests.helpers import ddp_trainer, quiet_trainer, under_two_trainers
+from tests.helpers import Steps, ddp_trainer, quiet_trainer, under_two_trainers
 
 SIZE = 8
 
@@ -605,32 +605,6 @@ def test_splits_survive_pickling(tmp_path):
         assert index.tolist() == [3, 1]
         with pytest.raises(IndexError, match=f"the split has {len(split)} rows"):
             again.__getitems__([len(split)])
-
-
-class Steps(L.LightningModule):
-    """Keeps the rows of each step."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.seen = {"train": [], "val": [], "test": [], "predict": []}
-
-    def training_step(self, batch, batch_idx):
-        self.seen["train"].append(batch[2].tolist())
-        return self.weight * batch[0].sum()
-
-    def validation_step(self, batch, batch_idx):
-        self.seen["val"] += batch[2].tolist()
-
-    def test_step(self, batch, batch_idx):
-        self.seen["test"] += batch[2].tolist()
-
-    def predict_step(self, batch, batch_idx):
-        self.seen["predict"] += batch[2].tolist()
-        return batch[1]
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def test_trainer(tmp_path):

@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 
 from scent_lightning.data.imbalanced import NORMALISATION, ImbalancedImageDataModule
 from scent_lightning.errors import InputError
-from tests.helpers import ddp_trainer, quiet_trainer, under_two_trainers
+from tests.helpers import Steps, ddp_trainer, quiet_trainer, under_two_trainers
 
 CLASSES = ("ant", "bee", "cat", "dog")
 COUNTS = {"train": 20, "val": 3, "test": 4}  # images of a class
@@ -341,32 +341,6 @@ def test_data_folder_of_the_environment(tmp_path, monkeypatch):
     assert module("here", dataset="features").num_anchors == 48
     with pytest.raises(InputError, match="path nowhere is not a folder"):
         module("nowhere", dataset="features").setup("fit")
-
-
-class Steps(L.LightningModule):
-    """Keeps the rows of each step."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.seen = {"train": [], "val": [], "test": [], "predict": []}
-
-    def training_step(self, batch, batch_idx):
-        self.seen["train"].append(batch[2].tolist())
-        return self.weight * batch[0].sum()
-
-    def validation_step(self, batch, batch_idx):
-        self.seen["val"] += batch[2].tolist()
-
-    def test_step(self, batch, batch_idx):
-        self.seen["test"] += batch[2].tolist()
-
-    def predict_step(self, batch, batch_idx):
-        self.seen["predict"] += batch[2].tolist()
-        return batch[1]
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def test_trainer(tmp_path):
