@@ -14,16 +14,18 @@ from scent_lightning.functional import at_least_float32
 __all__ = ["RetrievalRecall", "retrieval_ranks"]
 
 
-def retrieval_ranks(queries: Tensor, items: Tensor, chunk: int = 1024) -> Tensor:
-    """How many items come before each query's own, by inner product; items that are equally near count as before.
+def retrieval_ranks(queries: Tensor, items: Tensor, group: Tensor | None = None, chunk: int = 1024) -> Tensor:
+    """How many wrong items come before each query's own, by inner product; those equally near count as before.
 
     Args:
         queries: embeddings, shape ``(n, D)``.
         items: embeddings, shape ``(n, D)``; item i is query i's own.
+        group: integers, shape ``(n,)``: all items of a query's group are its own, and the nearest of them counts.
+            None takes each pair as a group.
         chunk: queries at a time; memory is ``chunk`` × n numbers.
 
     Returns:
-        Shape ``(n,)``, int64; 0 where the own item is the nearest.
+        Shape ``(n,)``, int64; 0 where an own item is the nearest.
 
     Example:
         >>> import torch
@@ -34,9 +36,14 @@ def retrieval_ranks(queries: Tensor, items: Tensor, chunk: int = 1024) -> Tensor
     ranks = []
     for start in range(0, len(queries), chunk):
         scores = queries[start : start + chunk] @ items.T
-        own = scores.diagonal(start)[: len(scores)].unsqueeze(1)
-        # The own item is one of those that are as near as itself.
-        ranks.append((scores >= own).sum(dim=1) - 1)
+        if group is None:
+            own = scores.diagonal(start)[: len(scores)].unsqueeze(1)
+            # The own item is one of those that are as near as itself.
+            ranks.append((scores >= own).sum(dim=1) - 1)
+        else:
+            same = group[start : start + chunk].unsqueeze(1) == group
+            own = scores.masked_fill(~same, -torch.inf).amax(dim=1, keepdim=True)
+            ranks.append(((scores >= own) & ~same).sum(dim=1))
     return torch.cat(ranks) if ranks else torch.zeros(0, dtype=torch.int64)
 
 
@@ -44,7 +51,8 @@ class RetrievalRecall(Metric):
     """Recall at k of images by texts and of texts by images, over all pairs of all batches and processes.
 
     The names of the results are open_clip's: ``image_to_text_R@1`` is the fraction of images whose own text is the
-    nearest of all texts. Each image has one text. The embeddings of all pairs are kept.
+    nearest of all texts. Each image has one text; where several pairs have the same text, say so by ``group``: any of
+    their images is right then. The embeddings of all pairs are kept.
 
     Args:
         ks: which k.
@@ -66,38 +74,67 @@ class RetrievalRecall(Metric):
     full_state_update = False
     images: list[Tensor]
     texts: list[Tensor]
+    groups: list[Tensor]
+    indices: list[Tensor]
 
     def __init__(self, ks: tuple[int, ...] = (1, 5, 10)) -> None:
         super().__init__()
         if not ks or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in ks):
             raise InputError(f"ks must be positive integers, at least one, got {ks!r}")
         self.ks = tuple(ks)
-        self.add_state("images", [], dist_reduce_fx="cat")
-        self.add_state("texts", [], dist_reduce_fx="cat")
+        for name in ("images", "texts", "groups", "indices"):
+            self.add_state(name, [], dist_reduce_fx="cat")
 
-    def update(self, images: Tensor, texts: Tensor) -> None:
-        """Add pairs.
+    def update(self, images: Tensor, texts: Tensor, group: Tensor | None = None, index: Tensor | None = None) -> None:
+        """Add pairs; with ``group`` or ``index`` always or never.
 
         Args:
             images: normalised embeddings, shape ``(B, D)``.
             texts: those of their texts, shape ``(B, D)``.
+            group: integers, shape ``(B,)``, equal where the texts are.
+            index: dataset indices, shape ``(B,)``: a pair that comes twice, as where processes share rows that do not
+                divide evenly, counts once.
+
+        Raises:
+            InputError: shapes that do not fit.
         """
         if images.ndim != 2 or images.shape != texts.shape:
             shapes = f"{tuple(images.shape)} and {tuple(texts.shape)}"
             raise InputError(f"images and texts must both have shape (B, D), got {shapes}")
+        for name, numbers in (("group", group), ("index", index)):
+            if numbers is not None and numbers.shape != images.shape[:1]:
+                raise InputError(f"{name} must have shape ({len(images)},), got {tuple(numbers.shape)}")
         self.images.append(at_least_float32(images.detach()))
         self.texts.append(at_least_float32(texts.detach()))
+        if group is not None:
+            self.groups.append(group.to(images.device))
+        if index is not None:
+            self.indices.append(index.to(images.device))
 
     def compute(self) -> dict[str, Tensor]:
         """Recall by name, scalars; 0 if there were no pairs."""
-        images, texts = (_joined(state, self.device) for state in (self.images, self.texts))
+        states = (self.images, self.texts, self.groups, self.indices)
+        images, texts, groups, indices = (_joined(state, self.device) for state in states)
+        for name, numbers in (("group", groups), ("index", indices)):
+            if len(numbers) not in (0, len(images)):
+                raise InputError(f"{name} must be given for all pairs or none, got {len(numbers)} of {len(images)}")
+        if len(indices):
+            first = _first_of_each(indices)
+            images, texts, groups = (state[first] if len(state) else state for state in (images, texts, groups))
         found: dict[str, Tensor] = {}
         for name, queries, items in (("image_to_text", images, texts), ("text_to_image", texts, images)):
-            ranks = retrieval_ranks(queries, items)
+            ranks = retrieval_ranks(queries, items, groups if len(groups) else None)
             for k in self.ks:
                 hits = (ranks < k).float()
                 found[f"{name}_R@{k}"] = hits.mean() if len(hits) else hits.sum()
         return found
+
+
+def _first_of_each(indices: Tensor) -> Tensor:
+    """Positions of the first occurrence of each value."""
+    order = indices.argsort(stable=True)
+    ordered = indices[order]
+    return order[torch.cat((torch.ones_like(ordered[:1], dtype=torch.bool), ordered[1:] != ordered[:-1]))]
 
 
 def _joined(state: Any, device: torch.device) -> Tensor:

@@ -41,7 +41,8 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
     open_clip's own, and goes back to it: ``examples/export_open_clip.py``.
 
     Logs ``train/loss`` (dual objective) and ``train/tau``, and for validation and test the recall at 1, 5 and 10 of
-    retrieval among all pairs of the split, ``…/image_to_text_R@1`` and so on. ``predict`` gives embeddings.
+    retrieval among all pairs of the split, ``…/image_to_text_R@1`` and so on; where pairs have the same text, each of
+    their images is right. ``predict`` gives embeddings.
 
     In a distributed run the embeddings of all processes are each other's negatives, with gradient, and each process
     handles the ν of its own pairs.
@@ -257,7 +258,7 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
     def _evaluate(self, stage: str, batch: Batch) -> dict[str, Tensor]:
         images, texts, index = batch
         image, text = self(images, texts)
-        cast(RetrievalRecall, self.recalls[stage]).update(image, text)
+        cast(RetrievalRecall, self.recalls[stage]).update(image, text, text_group(texts), index)
         return {"index": index, "image": image, "text": text}
 
     def _log_recall(self, stage: str) -> None:
@@ -328,6 +329,15 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
 
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def text_group(tokens: Tensor) -> Tensor:
+    """A number for each text, equal for equal ones: shape ``(B,)``, int64, of tokens ``(B, T)``."""
+    generator = torch.Generator().manual_seed(0)
+    # A linear hash modulo 2^64 with random coefficients: any two texts of a million collide with probability 1e-7.
+    least, most = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+    coefficients = torch.randint(least, most, (tokens.shape[1],), generator=generator)
+    return (tokens.to(torch.int64) * coefficients.to(tokens.device)).sum(dim=1)
 
 
 def read_architecture(architecture: str | dict[str, Any]) -> str | dict[str, Any]:
