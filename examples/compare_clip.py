@@ -1,0 +1,165 @@
+"""Compare OpenCLIP's mini-batch loss (BSGD), FastCLIP's (SOX) and SCENT on image-text pairs: emoji of two vendors.
+
+The same small model from scratch, its architecture and everything not named here from configs/clip_emoji.yaml, at two
+batch sizes and for equally many epochs; each method has its SETTINGS. Reported: recall at 1, 5 and 10 of both
+directions on the validation split, mean and deviation over the seeds, as a table and a figure of the recall against k.
+
+What is done is kept in the folder --out, a CSV file of the runs, and not done again.
+
+    python examples/compare_clip.py --path data/emoji/emoji.tsv --workers 2
+
+On a GPU several runs at a time (--workers 8) are faster: each is too small for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from resumable import bare_trainer, read_rows, run_missing, silent_process
+
+from scent_lightning.data import ImageTextDataModule
+from scent_lightning.duals import DualUpdate
+from scent_lightning.errors import DualDivergenceError
+from scent_lightning.tasks import CLIPTask
+
+CONFIG = Path(__file__).parent.parent / "configs" / "clip_emoji.yaml"
+DIRECTIONS, KS = ("image_to_text", "text_to_image"), (1, 5, 10)
+RECALLS = [f"{direction}_R@{k}" for direction in DIRECTIONS for k in KS]
+NAMES = {"BSGD": "BSGD (OpenCLIP)", "SOX": "SOX (FastCLIP)", "SCENT": "SCENT"}
+
+# Learning rate and arguments of the dual update for each batch size.
+SETTINGS: dict[int, dict[str, tuple[float, dict[str, Any]]]] = {
+    64: {"BSGD": (1e-3, {}), "SOX": (1e-3, {"gamma": 0.4}), "SCENT": (1e-3, {"log_alpha": 12.0})},
+    256: {"BSGD": (1e-3, {}), "SOX": (1e-3, {"gamma": 0.4}), "SCENT": (1e-3, {"log_alpha": 12.0})},
+}
+
+
+def run(
+    path: str,
+    batch_size: int,
+    method: str,
+    seed: int,
+    epochs: int,
+    lr: float | None = None,
+    arguments: dict[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Train once; the recalls of the validation split at the end, and the mean objective of the last epoch."""
+    silent_process(seed)
+    config = yaml.safe_load(CONFIG.read_text())
+    tuned_lr, tuned = SETTINGS.get(batch_size, {}).get(method, (1e-3, {}))
+    lr, arguments = lr or tuned_lr, tuned if arguments is None else arguments
+    data = ImageTextDataModule(**{**config["data"]["init_args"], "path": path, "batch_size": batch_size})
+    data.setup("fit")
+    dual = DualUpdate.from_config({"class_path": method, "init_args": arguments})
+    settings = config["model"]["init_args"]
+    warmup = settings["warmup_steps"] * config["data"]["init_args"]["batch_size"] // batch_size
+    task = CLIPTask(data.num_anchors, dual, **{**settings, "lr": lr, "warmup_steps": warmup})
+    trainer = bare_trainer(max_epochs=epochs, limit_val_batches=0)
+    row = {"batch_size": batch_size, "method": method, "seed": seed, "epochs": epochs, "lr": lr}
+    row["arguments"] = json.dumps(arguments)
+    try:
+        trainer.fit(task, datamodule=data)
+    except DualDivergenceError:
+        return [{**row, "tau": float("nan"), **dict.fromkeys(RECALLS, float("nan"))}]
+    trainer = bare_trainer(limit_val_batches=1.0)
+    found = trainer.validate(task, datamodule=data, verbose=False)[0]
+    return [{**row, "tau": task.tau.item(), **{name: found[f"val/{name}"] for name in RECALLS}}]
+
+
+def spread(values: list[float]) -> tuple[float, float]:
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Mean and deviation over the seeds in percent, as a Markdown table."""
+    head = ["batch", "method", *(f"{name.replace('_', ' ').replace(' R@', ' R@')}" for name in RECALLS), "settings"]
+    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    for batch_size in sorted({row["batch_size"] for row in rows}):
+        for method in NAMES:
+            mine = [row for row in rows if row["method"] == method and row["batch_size"] == batch_size]
+            if not mine:
+                continue
+            cells = [
+                "{:.1f} ± {:.1f}".format(*(100 * number for number in spread([row[name] for row in mine])))
+                for name in RECALLS
+            ]
+            given = json.loads(mine[0]["arguments"])
+            settings = ", ".join([f"lr {mine[0]['lr']:g}", *(f"{name} {value}" for name, value in given.items())])
+            lines.append(f"| {batch_size} | {NAMES[method]} | {' | '.join(cells)} | {settings} |")
+    return "\n".join(lines)
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Recall against k: a panel for each batch size, the mean of both directions, bars of one deviation."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    sizes = sorted({row["batch_size"] for row in rows})
+    figure, axes = plt.subplots(1, len(sizes), figsize=(4.5 * len(sizes), 3.6), sharey=True, squeeze=False)
+    for panel, batch_size in zip(axes[0], sizes, strict=True):
+        for offset, (method, name) in enumerate(NAMES.items()):
+            mine = [row for row in rows if row["method"] == method and row["batch_size"] == batch_size]
+            if not mine:
+                continue
+            means, deviations = zip(
+                *(
+                    spread([sum(100 * row[f"{direction}_R@{k}"] for direction in DIRECTIONS) / 2 for row in mine])
+                    for k in KS
+                ),
+                strict=True,
+            )
+            places = [place + 0.08 * (offset - 1) for place in range(len(KS))]
+            panel.errorbar(places, means, deviations, label=name, marker="o", capsize=3)
+        panel.set_title(f"batches of {batch_size}")
+        panel.set_xticks(range(len(KS)), [f"R@{k}" for k in KS])
+        panel.grid(alpha=0.3)
+    axes[0][0].set_ylabel("recall on unseen emoji (%)")
+    axes[0][-1].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--path", required=True, help="the table emoji.tsv, with its images beside it")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds of model and batches (0 1 2)")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=list(SETTINGS), help="pairs a step (64 256)")
+    parser.add_argument("--epochs", type=int, default=60, help="epochs of every run (60)")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time, one thread each (1)")
+    parser.add_argument("--out", type=Path, default=Path("runs/compare_clip"), help="folder of what is kept")
+    arguments = parser.parse_args()
+    done = {
+        (row["batch_size"], row["method"], row["seed"], row["epochs"]) for row in read_rows(arguments.out / "runs.csv")
+    }
+    todo = [
+        (arguments.path, batch_size, method, seed, arguments.epochs)
+        for batch_size in arguments.batch_sizes
+        for seed in arguments.seeds
+        for method in NAMES
+        if (batch_size, method, seed, arguments.epochs) not in done
+    ]
+    run_missing(run, todo, arguments.out / "runs.csv", arguments.workers)
+    rows = [
+        row
+        for row in read_rows(arguments.out / "runs.csv")
+        if row["seed"] in arguments.seeds
+        and row["epochs"] == arguments.epochs
+        and row["batch_size"] in arguments.batch_sizes
+    ]
+    print(table(rows))
+    plot(rows, arguments.out / "recall.png")
+    print(f"figure: {arguments.out / 'recall.png'}")
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.set_start_method("spawn")  # a GPU cannot be used in a forked process
+    main()
