@@ -17,14 +17,14 @@ import argparse
 import json
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import yaml
 from resumable import bare_trainer, read_rows, run_missing, silent_process
 
 from scent_lightning.data import ImageTextDataModule
-from scent_lightning.duals import DualUpdate
+from scent_lightning.duals import DualUpdate, DualVariable
 from scent_lightning.errors import DualDivergenceError
 from scent_lightning.tasks import CLIPTask
 
@@ -49,7 +49,7 @@ def run(
     lr: float | None = None,
     arguments: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Train once; the recalls of the validation split at the end, and the mean objective of the last epoch."""
+    """Train once; the recalls of the validation split at the end, τ, and the mean ν of the images."""
     silent_process(seed)
     config = yaml.safe_load(CONFIG.read_text())
     tuned_lr, tuned = SETTINGS.get(batch_size, {}).get(method, (1e-3, {}))
@@ -66,10 +66,11 @@ def run(
     try:
         trainer.fit(task, datamodule=data)
     except DualDivergenceError:
-        return [{**row, "tau": float("nan"), **dict.fromkeys(RECALLS, float("nan"))}]
+        return [{**row, **dict.fromkeys(("tau", "nu", *RECALLS), float("nan"))}]
     trainer = bare_trainer(limit_val_batches=1.0)
     found = trainer.validate(task, datamodule=data, verbose=False)[0]
-    return [{**row, "tau": task.tau.item(), **{name: found[f"val/{name}"] for name in RECALLS}}]
+    nu = cast(DualVariable, task.duals["image"]).nu.mean().item()
+    return [{**row, "tau": task.tau.item(), "nu": nu, **{name: found[f"val/{name}"] for name in RECALLS}}]
 
 
 def spread(values: list[float]) -> tuple[float, float]:
@@ -133,7 +134,7 @@ def main() -> None:
     parser.add_argument("--path", required=True, help="the table emoji.tsv, with its images beside it")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds of model and batches (0 1 2)")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=list(SETTINGS), help="pairs a step (64 256)")
-    parser.add_argument("--epochs", type=int, default=60, help="epochs of every run (60)")
+    parser.add_argument("--epochs", type=int, default=30, help="epochs of every run (30)")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time, one thread each (1)")
     parser.add_argument("--out", type=Path, default=Path("runs/compare_clip"), help="folder of what is kept")
     arguments = parser.parse_args()

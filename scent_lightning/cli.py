@@ -21,7 +21,8 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from scent_lightning import data, duals, tasks
 from scent_lightning.callbacks import DualVariableMonitor, PredictionWriter
-from scent_lightning.duals import DualUpdate
+from scent_lightning.duals import DualUpdate, DualVariableMixin
+from scent_lightning.duals.variable import IfChanged
 from scent_lightning.errors import DualDivergenceError, InputError
 
 __all__ = ["ScentCLI", "default_callbacks", "main"]
@@ -149,6 +150,13 @@ class ScentCLI(LightningCLI):
             help="The dual update: SCENT, SOX, BSGD, ASGD, SoftplusASGD, UMax, or the import path of your own.",
         )
         parser.link_arguments("dual", "model.init_args.dual")
+        parser.add_argument(
+            "--if_changed_data",
+            type=IfChanged,
+            default="error",
+            help="What becomes of ν where --ckpt_path has another number of anchors than the data: error, grow (rows "
+            "were appended to the data; they start unvisited) or reset (all rows start unvisited).",
+        )
         for name in ("num_anchors", "num_features", "num_classes"):
             parser.link_arguments("data", f"model.init_args.{name}", _of_data(name), apply_on="instantiate")
 
@@ -168,6 +176,12 @@ class ScentCLI(LightningCLI):
             )
         if checkpoint not in (None, "best", "last", "hpc", "registry") and not Path(checkpoint).exists():
             raise InputError(f"ckpt_path {checkpoint} does not exist")
+
+    def instantiate_classes(self) -> None:
+        """Tell the task what becomes of ν if the data have changed."""
+        super().instantiate_classes()
+        if isinstance(self.model, DualVariableMixin):
+            self.model.if_changed_data = self.config[self.subcommand]["if_changed_data"]
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Add the default callbacks, each unless the configuration has one of its kind."""

@@ -134,14 +134,19 @@ def _as_node(rank, port, work, results):
 
 def under_two_trainers(work):
     """What ``work(rank)`` gives in each of two processes whose Trainers (``ddp_trainer``) form one run."""
+    return under_trainers(work, WORLD)
+
+
+def under_trainers(work, world):
+    """What ``work(rank)`` gives in each of ``world`` processes whose Trainers (``ddp_trainer``) form one run."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with mp.Manager() as manager:
         results = manager.dict()
-        mp.spawn(_as_node, (port, work, results), nprocs=WORLD)
-        return [results[rank] for rank in range(WORLD)]
+        mp.spawn(_as_node, (port, work, results), nprocs=world)
+        return [results[rank] for rank in range(world)]
 
 
-def ddp_trainer(**arguments) -> L.Trainer:
-    return quiet_trainer(strategy="ddp", num_nodes=WORLD, devices=1, plugins=[LightningEnvironment()], **arguments)
+def ddp_trainer(world=WORLD, **arguments) -> L.Trainer:
+    return quiet_trainer(strategy="ddp", num_nodes=world, devices=1, plugins=[LightningEnvironment()], **arguments)

@@ -39,7 +39,13 @@ def _check_number(name: str, value: Any) -> None:
 
 
 class _Split(Dataset[Batch]):
-    """Rows of one split; a subclass says how a batch of them is fetched."""
+    """Rows of one split; a subclass says how a batch of them is fetched.
+
+    Attributes:
+        epoch: of the batch at hand, where it is one of training.
+    """
+
+    epoch = 0
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -53,6 +59,7 @@ class _Split(Dataset[Batch]):
         return features[0], labels[0], position[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
+        self.epoch = getattr(indices, "epoch", 0)
         index = np.asarray(indices, dtype=np.int64)
         if index.size and (index.min() < 0 or index.max() >= len(self)):
             raise IndexError(f"index out of range: the split has {len(self)} rows")

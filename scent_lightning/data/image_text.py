@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from scent_lightning.data.augmentation import at_random
 from scent_lightning.data.features import _check_integer, _FeatureDataModule, _Split
-from scent_lightning.data.indexed import batch_loader, check_batch_size, place_in_run
+from scent_lightning.data.indexed import batch_loader, check_batch_size, place_in_run, shuffle_seed
 from scent_lightning.data.pair_sources import (
     LOOKED_FOR,
     BadPairError,
@@ -103,6 +104,7 @@ class _PairSplit(_Split):
         return images[0], texts[0], position[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        self.epoch = getattr(indices, "epoch", 0)
         index = np.asarray(indices, dtype=np.int64)
         if index.size and (index.min() < 0 or index.max() >= self.rows):
             raise IndexError(f"index out of range: the split has {self.rows} rows")
@@ -145,7 +147,7 @@ class _FileSplit(_PairSplit):
         tokenizer: of a list of captions.
         normalise: see :class:`_PairSplit`.
         transform: takes one image as it is in its file to S × S.
-        random: the transform is random.
+        seed: of the transform, if it is random; None if it is not.
         keep: keep decoded images: as they are where the transform is random, and else transformed.
     """
 
@@ -156,14 +158,14 @@ class _FileSplit(_PairSplit):
         tokenizer: Tokenizer,
         normalise: _Normalise,
         transform: Transform,
-        random: bool,
+        seed: int | None,
         keep: bool,
     ) -> None:
         super().__init__(files.split, len(files), image_size, normalise)
         self.files = files
         self.tokenizer = tokenizer
         self.transform = transform
-        self.random = random
+        self.seed = seed
         self.keep = keep
         self._kept: dict[int, tuple[str, Tensor]] = {}
         self.width = tokenizer([""]).shape[1]
@@ -181,7 +183,7 @@ class _FileSplit(_PairSplit):
         """Caption and image (uint8, shape (3, S, S)), or None for a pair to skip."""
         kept = self._kept.get(row)
         if kept is not None:
-            return kept if not self.random else (kept[0], self.transform(kept[1]))
+            return kept if self.seed is None else (kept[0], self.transform(kept[1]))
         try:
             caption, image = self.files.read(row)
         except BadPairError as error:
@@ -190,13 +192,14 @@ class _FileSplit(_PairSplit):
         assert image is not None
         transformed = self.transform(image)
         if self.keep:
-            self._kept[row] = caption, image.contiguous() if self.random else transformed
+            self._kept[row] = caption, transformed if self.seed is None else image.contiguous()
         return caption, transformed
 
     def _batch(self, index: Array) -> tuple[Tensor, Tensor, Tensor]:
         rows, captions, images = [], [], []
-        for row in index.tolist():
-            pair = self._read(row)
+        numbers = index.tolist()
+        pairs = map(self._read, numbers) if self.seed is None else at_random(numbers, self._read, self.seed, self.epoch)
+        for row, pair in zip(numbers, pairs, strict=True):
             if pair is not None:
                 rows.append(row)
                 captions.append(pair[0])
@@ -395,7 +398,7 @@ class ImageTextDataModule(_FeatureDataModule):
         if stage == "fit":
             check_batch_size(self.batch_size, len(self._train_split()))
             if self.drop_last and self.trainer is not None:
-                share = -(-self.num_anchors // self.trainer.world_size)
+                share = self.num_anchors // self.trainer.world_size
                 check_batch_size(self.batch_size, share, "training rows in each process")
         if self._has_validation and stage in ("fit", "validate", "test", "predict"):
             self._split("val")
@@ -457,7 +460,7 @@ class ImageTextDataModule(_FeatureDataModule):
                     self._loaded_tokenizer(),
                     normalise,
                     self._transform(augment),
-                    augment,
+                    shuffle_seed() if augment else None,
                     self.in_memory,
                 )
         return self._splits[name]

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from scent_lightning.data.augmentation import at_random
 from scent_lightning.data.features import _check_integer, _FeatureDataModule, _FileSplit, _Split
-from scent_lightning.data.indexed import _identity, place_in_run, shuffle_seed
+from scent_lightning.data.indexed import place_in_run, sampled_loader, shuffle_seed
 from scent_lightning.data.stratified import StratifiedBatchSampler, check_class_size
 from scent_lightning.errors import InputError
 
@@ -170,6 +171,7 @@ class _ImageSplit(_BinarySplit):
         normalise: takes uint8 of shape (B, 3, H, W) to float32.
         augment: gives the random transform of one image for a height and width; None for none.
         whole: augment the images as they are in the files, and not those brought to one size.
+        seed: of the random transforms.
     """
 
     def __init__(
@@ -180,12 +182,14 @@ class _ImageSplit(_BinarySplit):
         normalise: Transform,
         augment: Callable[[int, int], Transform] | None = None,
         whole: bool = False,
+        seed: int = 0,
     ) -> None:
         super().__init__(rows, labels)
         self.source = source
         self.normalise = normalise
         self.augment = augment
         self.whole = whole
+        self.seed = seed
         self._transform: Transform | None = None
 
     def _inputs(self, rows: Array) -> Array:
@@ -196,12 +200,15 @@ class _ImageSplit(_BinarySplit):
             images = self.source.fetch(rows)
         elif self.whole:
             assert isinstance(self.source, _FileImages)
-            transform = self.augment(0, 0)
-            images = torch.stack([transform(self.source.read(row)) for row in rows.tolist()])
+            transform, read = self.augment(0, 0), self.source.read
+            made = at_random(rows.tolist(), lambda row: transform(read(row)), self.seed, self.epoch)
+            images = torch.stack(list(made))
         else:
             if self._transform is None:
                 self._transform = self.augment(*self.source.size)
-            images = torch.stack([self._transform(image) for image in self.source.fetch(rows)])
+            change, fetched = self._transform, iter(self.source.fetch(rows))
+            made = at_random(rows.tolist(), lambda _: change(next(fetched)), self.seed, self.epoch)
+            images = torch.stack(list(made))
         inputs: Array = self.normalise(images).numpy()
         return inputs
 
@@ -425,14 +432,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Training batches with a fixed number of positive rows."""
-        return DataLoader(
-            self._train_split(),
-            batch_size=None,
-            sampler=self._sampler(),
-            num_workers=self.num_workers,
-            collate_fn=_identity,
-            persistent_workers=self.num_workers > 0,
-        )
+        return sampled_loader(self._train_split(), self._sampler(), self.num_workers)
 
     def train_eval_dataloader(self) -> DataLoader[Any]:
         """The training rows in order, without augmentation: to evaluate the objective of training exactly."""
@@ -463,7 +463,6 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         sampler = StratifiedBatchSampler(
             self.train_labels, positives, negatives, self.batches_per_epoch, shuffle_seed(), replicas, rank
         )
-        # Loader processes fetch ahead before Lightning sets the epoch of a run that it resumes.
         sampler.set_epoch(epoch)
         return sampler
 
@@ -681,7 +680,9 @@ class ImbalancedImageDataModule(_FeatureDataModule):
                 change: Callable[[int, int], Transform] | None = None
                 if augment:
                     change = _Crop() if self.image_size is None else _ResizedCrop(self.image_size)
-                split = _ImageSplit(source, rows, labels, self._normalise(), change, self.image_size is not None)
+                split = _ImageSplit(
+                    source, rows, labels, self._normalise(), change, self.image_size is not None, shuffle_seed()
+                )
             self._splits[key] = split
         return self._splits[key]
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import lightning as L
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset
 
+from scent_lightning.data.batch_sampler import EpochBatchSampler, ShuffledBatchSampler
 from scent_lightning.errors import InputError
 
-__all__ = ["IndexedTensorDataset", "ShuffledSampler", "batch_loader"]
-
-CHUNK = 65536
+__all__ = ["IndexedTensorDataset", "ResumableLoader", "batch_loader", "sampled_loader"]
 
 
 class IndexedTensorDataset(Dataset[tuple[Tensor, ...]]):
@@ -46,33 +45,6 @@ class IndexedTensorDataset(Dataset[tuple[Tensor, ...]]):
         return (*(tensor[index] for tensor in self.tensors), index)
 
 
-class ShuffledSampler(DistributedSampler[int]):
-    """The order of :class:`~torch.utils.data.DistributedSampler`, without its list of all indices.
-
-    An epoch is one permutation of 8 bytes a row, where torch's own holds a Python list of every index: 0.8 GB at 17
-    million rows.
-
-    Args:
-        dataset: what is sampled.
-        num_replicas: number of processes; where they do not divide the rows, the first rows of the order are repeated.
-        rank: number of this process.
-        seed: of the shuffle; the order of an epoch depends on it and the number of the epoch alone.
-    """
-
-    def __init__(self, dataset: Dataset[Any], num_replicas: int, rank: int, seed: int) -> None:
-        super().__init__(dataset, num_replicas, rank, shuffle=True, seed=seed)
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(len(cast(Any, self.dataset)), generator=generator)
-        if self.total_size > len(order):
-            repeats = -(-self.total_size // len(order))
-            order = order.repeat(repeats)[: self.total_size]
-        mine = order[self.rank : self.total_size : self.num_replicas]
-        for part in torch.split(mine, CHUNK):
-            yield from part.tolist()
-
-
 class PlaceInRun(NamedTuple):
     """Which share of the rows a loader has to give, and of which epoch."""
 
@@ -99,6 +71,75 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
+class WholeBatches(Dataset[Any]):
+    """A data set with ``__getitems__``, for a sampler that gives whole batches of indices.
+
+    Args:
+        dataset: has ``__len__`` and ``__getitems__``.
+    """
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(cast(Any, self.dataset))
+
+    def __getitem__(self, rows: int | Sequence[int]) -> Any:
+        return self.dataset[rows] if isinstance(rows, int) else self.__getitems__(rows)
+
+    def __getitems__(self, rows: Sequence[int]) -> Any:
+        return cast(Any, self.dataset).__getitems__(rows)
+
+
+class ResumableLoader(DataLoader[Any]):
+    """A loader over an :class:`~scent_lightning.data.batch_sampler.EpochBatchSampler` that continues within an epoch.
+
+    Lightning saves and restores its state by itself. It counts the batches that were handed out, not those that loader
+    processes have fetched ahead. It takes no random number: a run draws the same ones whether it was interrupted or
+    not.
+    """
+
+    _taken: tuple[int, int] | None = None
+
+    def __iter__(self) -> Any:
+        sampler = cast(EpochBatchSampler, self.sampler)
+        epoch, done = sampler.position
+        self._taken = epoch, done
+        for batch in super().__iter__():
+            done += 1
+            self._taken = epoch, done
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where in which epoch this loader is."""
+        sampler = cast(EpochBatchSampler, self.sampler)
+        return sampler.state_at(*(self._taken or sampler.position))
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Let the next iteration continue there; see the sampler's."""
+        cast(EpochBatchSampler, self.sampler).load_state_dict(state_dict)
+        self._taken = None
+
+
+def sampled_loader(dataset: Dataset[Any], sampler: EpochBatchSampler, num_workers: int = 0) -> ResumableLoader:
+    """Training loader of a data set with ``__getitems__``, whole batches at a time, chosen by ``sampler``.
+
+    Args:
+        dataset: has ``__len__`` and ``__getitems__``.
+        sampler: of batches.
+        num_workers: loader processes; 0 loads in this one.
+    """
+    return ResumableLoader(
+        WholeBatches(dataset),
+        batch_size=None,
+        sampler=sampler,
+        num_workers=num_workers,
+        collate_fn=_identity,
+        persistent_workers=num_workers > 0,
+        generator=torch.Generator(),  # else the seeds of loader processes come out of the global one
+    )
+
+
 def batch_loader(
     dataset: Dataset[Any],
     batch_size: int,
@@ -113,7 +154,7 @@ def batch_loader(
     """Loader of a data set with ``__getitems__``, whole batches at a time.
 
     The order of an epoch depends on the seed and the number of the epoch alone (Lightning sets it), not on the global
-    random state: a resumed run sees the batches that an uninterrupted one would have seen.
+    random state nor on the number of processes: all of them together take the rows that one would take, each once.
 
     Args:
         dataset: has ``__len__`` and ``__getitems__``.
@@ -123,23 +164,23 @@ def batch_loader(
         rank: number of this process.
         num_workers: loader processes; 0 loads in this one.
         seed: of the shuffle; None takes the one ``seed_everything`` set.
-        epoch: number of the epoch that comes next. Loader processes fetch ahead before Lightning sets it, which
-            matters in a run that is resumed.
+        epoch: number of the epoch that comes next.
         drop_last: leave out a last batch that is not full.
     """
-    if seed is None:
-        seed = shuffle_seed()
-    sampler = ShuffledSampler(dataset, num_replicas, rank, seed) if shuffle else None
-    if sampler is not None:
+    if shuffle:
+        rows = len(cast(Any, dataset))
+        seed = shuffle_seed() if seed is None else seed
+        sampler = ShuffledBatchSampler(rows, batch_size, num_replicas, rank, seed, drop_last)
         sampler.set_epoch(epoch)
+        return sampled_loader(dataset, sampler, num_workers)
     return DataLoader(
         dataset,
         batch_size=batch_size,
-        sampler=sampler,
         num_workers=num_workers,
         collate_fn=_identity,
         persistent_workers=num_workers > 0,
         drop_last=drop_last,
+        generator=torch.Generator(),
     )
 
 

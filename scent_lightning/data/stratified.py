@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, DistributedSampler
 
+from scent_lightning.data.batch_sampler import EpochBatchSampler, check_positive_integer
 from scent_lightning.errors import InputError
 
 __all__ = ["StratifiedBatchSampler"]
-
-
-def _check_positive_integer(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name} must be a positive integer, got {value!r}")
 
 
 def check_class_size(name: str, count: int, num_replicas: int, rows: int, kind: str) -> None:
@@ -108,40 +102,7 @@ class _Stream:
                 batches -= 1
 
 
-class _Batches(Iterator[list[int]]):
-    """One epoch of a sampler; it starts, and reads which epoch it is, at the first batch."""
-
-    def __init__(self, sampler: StratifiedBatchSampler, done: int) -> None:
-        self.sampler = sampler
-        self.done = done
-        self.epoch: int | None = None
-
-    def _start(self) -> None:
-        sampler = self.sampler
-        self.epoch = sampler.epoch
-        self.streams = []
-        for label, (rows, count) in enumerate(sampler.groups):
-            # A key each: the order of a class does not depend on the size of the other.
-            common = sampler.num_replicas * count
-            stream = _Stream(len(rows), common * sampler.num_batches, self.epoch, sampler.seed, label)
-            stream.skip(self.done, common)
-            self.streams.append(stream)
-
-    def __next__(self) -> list[int]:
-        sampler = self.sampler
-        if self.done >= sampler.num_batches:
-            raise StopIteration
-        if self.epoch is None:
-            self._start()
-        batch: list[int] = []
-        for (rows, count), stream in zip(sampler.groups, self.streams, strict=True):
-            positions = stream.take(sampler.num_replicas * count)
-            batch += rows[positions[sampler.rank * count : (sampler.rank + 1) * count]].tolist()
-        self.done += 1
-        return batch
-
-
-class StratifiedBatchSampler(DistributedSampler[list[int]]):
+class StratifiedBatchSampler(EpochBatchSampler):
     """Lists of dataset indices: first ``positives`` rows with label 1, then ``negatives`` rows with label 0.
 
     Each class is shuffled, used up and shuffled anew, also within an epoch: in an epoch all rows of a class appear
@@ -150,11 +111,9 @@ class StratifiedBatchSampler(DistributedSampler[list[int]]):
     part of one common batch, the second process the next, so that two processes with half of the rows see what one
     process would. The order of an epoch depends on ``seed`` and the number of the epoch alone.
 
-    In a plain loop: ``DataLoader(dataset, batch_sampler=sampler)``, and ``sampler.set_epoch(epoch)`` before each epoch.
-    Under Lightning: ``DataLoader(dataset, sampler=sampler, batch_size=None)`` with a data set whose ``__getitem__``
-    takes a list. Lightning then leaves the sampler alone in a distributed run (it is a
-    :class:`~torch.utils.data.DistributedSampler`) and sets its epoch. With torchdata's ``StatefulDataLoader`` either
-    form continues within an epoch. Memory: 8 bytes a row, and 8 more while an epoch lasts.
+    For how to use it in a loop and under Lightning, see
+    :class:`~scent_lightning.data.batch_sampler.EpochBatchSampler`. Memory: 8 bytes a row, and 8 more while an epoch
+    lasts.
 
     Args:
         labels: shape ``(n,)``, 0 or 1, of any type.
@@ -195,11 +154,11 @@ class StratifiedBatchSampler(DistributedSampler[list[int]]):
         labels = torch.as_tensor(labels)
         if labels.ndim != 1:
             raise InputError(f"labels must have shape (n,), got {tuple(labels.shape)}")
-        _check_positive_integer("positives", positives)
-        _check_positive_integer("negatives", negatives)
-        _check_positive_integer("num_replicas", num_replicas)
+        check_positive_integer("positives", positives)
+        check_positive_integer("negatives", negatives)
+        check_positive_integer("num_replicas", num_replicas)
         if num_batches is not None:
-            _check_positive_integer("num_batches", num_batches)
+            check_positive_integer("num_batches", num_batches)
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise InputError(f"seed must be an integer of at least 0, got {seed!r}")
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < num_replicas:
@@ -216,64 +175,23 @@ class StratifiedBatchSampler(DistributedSampler[list[int]]):
                 raise InputError(f"labels must have rows of both classes, got no {kind} row (label {label})")
         check_class_size("positives", positives, num_replicas, len(positive_rows), "positive")
         check_class_size("negatives", negatives, num_replicas, len(negative_rows), "negative")
-        super().__init__(cast(Dataset[Any], range(len(labels))), num_replicas, rank, seed=seed)
+        at_a_time = num_replicas * (positives + negatives)
         if num_batches is None:
-            num_batches = max(1, len(labels) // (num_replicas * (positives + negatives)))
-        self.num_batches = num_batches
+            num_batches = max(1, len(labels) // at_a_time)
+        super().__init__(len(labels), num_batches, at_a_time, num_replicas, rank, seed)
         self.groups = ((positive_rows, positives), (negative_rows, negatives))
-        self._resume = 0
-        self._epoch_is_set = False
-        self._batches: _Batches | None = None
 
-    @property
-    def sampler(self) -> StratifiedBatchSampler:
-        """Itself: where this is the ``batch_sampler``, Lightning sets the epoch of ``batch_sampler.sampler``."""
-        return self
-
-    def __iter__(self) -> Iterator[list[int]]:
-        self._batches = _Batches(self, self._resume)
-        self._resume = 0
-        return self._batches
-
-    def __len__(self) -> int:
-        return self.num_batches
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next epoch; one that has not begun yet takes it as well.
-
-        Args:
-            epoch: number of the epoch, at least 0; another one than before starts at its first batch.
-        """
-        if epoch != self.epoch:
-            self._resume = 0
-            if self._batches is not None and self._batches.epoch is None:
-                self._batches.done = 0
-        self.epoch = epoch
-        self._epoch_is_set = True
-
-    def state_dict(self) -> dict[str, int]:
-        """The epoch, and how many of its batches were taken."""
-        batches = self._batches
-        if batches is None:
-            return {"epoch": self.epoch, "batches": self._resume}
-        return {"epoch": self.epoch if batches.epoch is None else batches.epoch, "batches": batches.done}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Let the next iteration continue where ``state_dict`` was taken.
-
-        At the end of an epoch the next one comes, or the one that was set. Only where the same epoch was set again has
-        the next iteration no batch.
-
-        Args:
-            state_dict: from :meth:`state_dict`.
-        """
-        epoch, done = state_dict["epoch"], state_dict["batches"]
-        self._batches = None
-        if done < self.num_batches:
-            self.epoch, self._resume = epoch, done
-        elif not self._epoch_is_set:
-            # Lightning lets loader processes fetch ahead before it sets the epoch.
-            self.epoch, self._resume = epoch + 1, 0
-        else:
-            # StatefulDataLoader loads when it is iterated, after the epoch was set for that iteration.
-            self._resume = done if epoch == self.epoch else 0
+    def batches(self, epoch: int, done: int) -> Iterator[list[int]]:  # noqa: D102
+        streams = []
+        for label, (rows, count) in enumerate(self.groups):
+            # A key each: the order of a class does not depend on the size of the other.
+            common = self.num_replicas * count
+            stream = _Stream(len(rows), common * self.num_batches, epoch, self.seed, label)
+            stream.skip(done, common)
+            streams.append(stream)
+        for _ in range(done, self.num_batches):
+            batch: list[int] = []
+            for (rows, count), stream in zip(self.groups, streams, strict=True):
+                positions = stream.take(self.num_replicas * count)
+                batch += rows[positions[self.rank * count : (self.rank + 1) * count]].tolist()
+            yield batch

@@ -86,6 +86,21 @@ def all_rows(values: Tensor) -> tuple[Tensor, list[int]]:
     return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)]), lengths
 
 
+def of_all_processes(values: Tensor) -> Tensor:
+    """:func:`all_rows` of a tensor on any device, without gradient."""
+    return all_rows(_to_backend(values.detach().contiguous()))[0].to(values.device)
+
+
+def stack_states(states: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rows of all processes in rank order for each name; where they have other shapes, this process's alone."""
+    stacked = {}
+    for name, values in states.items():
+        sizes = all_rows(_to_backend(torch.tensor([values.shape[1]])))[0]
+        same = bool((sizes == sizes[0]).all())
+        stacked[name] = all_rows(_to_backend(values))[0].cpu() if same else values
+    return stacked
+
+
 class _AllRows(torch.autograd.Function):
     """:func:`all_rows`; a row's gradient is the sum of what all processes have for it."""
 
@@ -157,6 +172,28 @@ def merge(index: Tensor, log_mean: Tensor, counts: Tensor | int) -> tuple[Tensor
     groups = torch.empty_like(index)
     groups[order] = sorted_groups
     return (largest + torch.log(totals / weights.clamp(min=1)))[groups], groups
+
+
+def row_weights(counts: Tensor | int, groups: Tensor | None, rows: int) -> Tensor:
+    """Weight of each row's objective in the mean over the different anchors that have a sample.
+
+    An anchor's objective is the mean over all its samples, whichever rows and processes they are in.
+
+    Args:
+        counts: number of samples behind each row, shape ``(N,)``, or one number for all.
+        groups: from :func:`merge`; None where no index repeats.
+        rows: N.
+
+    Returns:
+        Shape ``(N,)``, float64; the sum is 1, or 0 if there is no sample.
+    """
+    sizes = torch.full((rows,), float(counts), dtype=torch.float64) if isinstance(counts, int) else counts.double()
+    if groups is None:
+        has_samples = (sizes > 0).double()
+        return has_samples / has_samples.sum().clamp(min=1)
+    groups = groups.to(sizes.device)
+    totals = torch.zeros_like(sizes).index_add(0, groups, sizes)
+    return sizes / (totals.clamp(min=1)[groups] * torch.count_nonzero(totals).clamp(min=1))
 
 
 def merge_mean(values: Tensor, counts: Tensor | int, groups: Tensor | None) -> Tensor:

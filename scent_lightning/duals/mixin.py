@@ -6,17 +6,23 @@ import copy
 import inspect
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import lightning as L
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
 
+from scent_lightning.duals import exchange
 from scent_lightning.duals.updates import DualUpdate
-from scent_lightning.duals.variable import DualVariable, Placement
+from scent_lightning.duals.variable import DualVariable, IfChanged, Placement
 from scent_lightning.errors import InputError
+from scent_lightning.random_state import random_state, restore_random_state
 
 __all__ = ["DualVariableMixin"]
+
+# Format of what a checkpoint holds beside Lightning's own: 0 had nothing (0.1.0), 1 has the random states.
+FORMAT = 1
+_KEY = "scent_lightning"
 
 
 class DualVariableMixin(L.LightningModule):
@@ -25,10 +31,13 @@ class DualVariableMixin(L.LightningModule):
     A subclass calls :meth:`add_dual` in ``__init__`` and :meth:`entropic_risk` in ``training_step``; the data module
     yields the dataset index of every row. Taken care of here: the progress of the run for scheduled step sizes, float32
     whatever the trainer's precision, the state dict, the exchange between processes, reading without writing outside
-    training, and hyperparameters that hold a dual update as plain data.
+    training, and hyperparameters that hold a dual update as plain data. A checkpoint also holds the random states of
+    every process, and a run that is resumed from it continues with them.
 
     Attributes:
         duals: maps the name of each dual to its :class:`DualVariable`.
+        if_changed_data: what becomes of ν where a checkpoint has another number of anchors: "error" (evaluation works,
+            training stops), "grow" (rows were appended; they start unvisited) or "reset" (all start unvisited).
 
     Example:
         >>> import lightning as L
@@ -52,6 +61,8 @@ class DualVariableMixin(L.LightningModule):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.duals = nn.ModuleDict()
+        self.if_changed_data: IfChanged = "error"
+        self._random_states: dict[str, Tensor] | None = None
         # DDP would overwrite the tables of all ranks with rank 0's at every forward; the mixin exchanges rows instead.
         self._ddp_params_and_buffers_to_ignore: list[str] = []
 
@@ -100,8 +111,9 @@ class DualVariableMixin(L.LightningModule):
         r"""Mean dual objective of a batch; in training the dual variables at ``index`` are updated first.
 
         The gradient is :math:`\frac{1}{B} \sum_i \frac{1}{m_i} \sum_j e^{S_{ij} - \nu_i} \nabla S_{ij}` with the new ν
-        (Wei et al. 2026, algorithm 1). Outside training (validation, sanity check, test, predict; without a Trainer:
-        ``self.training`` False) ν is read and never written, and an anchor never visited takes ν = ℓ.
+        (Wei et al. 2026, algorithm 1); an anchor that occurs several times counts once, by all its samples. Outside
+        training (validation, sanity check, test, predict; without a Trainer: ``self.training`` False) ν is read and
+        never written, and an anchor never visited takes ν = ℓ.
 
         Args:
             name: the dual, as given to :meth:`add_dual`.
@@ -111,7 +123,8 @@ class DualVariableMixin(L.LightningModule):
             mask: bool, shape ``(B, m)``, True where a sample counts; None means all do.
 
         Returns:
-            A scalar in float32 (float64 for float64 scores). In a distributed run it is this process's mean.
+            A scalar in float32 (float64 for float64 scores). In a distributed run it is this process's share, of which
+            the mean over processes is the whole.
 
         Raises:
             KeyError: no dual of that name.
@@ -164,6 +177,51 @@ class DualVariableMixin(L.LightningModule):
                     f"the schedule of dual variable {name!r} ({update!r}) needs to know how long the run is: set "
                     "trainer.max_steps, or max_epochs with a training set of known length"
                 )
+
+    def grow_duals(self, num_anchors: int) -> None:
+        """Make room in every table for rows that were appended to the data set; see :meth:`DualVariable.grow`."""
+        for variable in self.duals.values():
+            cast(DualVariable, variable).grow(num_anchors)
+
+    def reset_duals(self) -> None:
+        """Forget every ν of every table: all anchors count as never visited."""
+        for variable in self.duals.values():
+            cast(DualVariable, variable).reset()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the format of the state, and the random states of all processes."""
+        super().on_save_checkpoint(checkpoint)
+        states = {name: values.unsqueeze(0) for name, values in random_state().items()}
+        if exchange.distributed():
+            states = exchange.stack_states(states)
+        checkpoint[_KEY] = {"format": FORMAT, "random_states": states}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take what :meth:`on_save_checkpoint` added; older formats are known.
+
+        Raises:
+            InputError: a newer format than this package knows.
+        """
+        super().on_load_checkpoint(checkpoint)
+        if self.if_changed_data not in get_args(IfChanged):
+            raise InputError(
+                f"if_changed_data must be one of {', '.join(get_args(IfChanged))}, got {self.if_changed_data!r}"
+            )
+        added = checkpoint.get(_KEY, {"format": 0})
+        if added["format"] > FORMAT:
+            raise InputError(
+                f"the checkpoint has format {added['format']} of a newer scent_lightning; this one knows 0 to {FORMAT}"
+            )
+        self._random_states = added.get("random_states")
+        for variable in self.duals.values():
+            cast(DualVariable, variable).if_changed = self.if_changed_data
+
+    def on_train_start(self) -> None:
+        """Continue with the random numbers of the run that is resumed."""
+        super().on_train_start()
+        states, self._random_states = self._random_states, None
+        if states is not None and self.global_rank < len(states["torch"]):
+            restore_random_state({name: values[self.global_rank] for name, values in states.items()})
 
     def on_fit_start(self) -> None:
         """Stop before training on a table that belongs to another training set."""

@@ -20,6 +20,7 @@ from scent_lightning.functional import wide
 __all__ = ["DualStep", "DualVariable"]
 
 Placement = Literal["module", "cpu"]
+IfChanged = Literal["error", "grow", "reset"]
 _CPU = torch.device("cpu")
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -31,7 +32,9 @@ class DualStep(NamedTuple):
     order. Everything is detached. ``log_mean`` is the log-mean-exp over all samples that the anchor has in the step
     (repeats and other processes included; −inf if there is none), ``nu_before`` the ν that the step started from
     (``log_mean`` where the anchor was never seen), ``unguarded`` the new ν before the guard. ``all_seen`` is None where
-    every row had a valid sample, and the new visited flags otherwise.
+    every row had a valid sample, and the new visited flags otherwise. ``row_weight`` says what each row of this process
+    counts in the loss, so that the mean over processes is the mean over the anchors of the step; None where each counts
+    alike.
     """
 
     rows: Tensor
@@ -44,6 +47,7 @@ class DualStep(NamedTuple):
     all_log_mean: Tensor
     all_seen: Tensor | None
     progress: float
+    row_weight: Tensor | None = None
 
 
 class DualVariable(nn.Module):
@@ -63,6 +67,9 @@ class DualVariable(nn.Module):
         nu: shape ``(n,)``, float32; 0 where never visited.
         visited: shape ``(n,)``, bool.
         update: the :class:`DualUpdate`.
+        if_changed: what becomes of a state of another number of anchors when it is loaded: with "error" it can be
+            evaluated with but not trained on; "grow" keeps the first rows' ν where there are more rows now, and the
+            others start unvisited; "reset" starts all rows unvisited.
 
     Raises:
         InputError: ``num_anchors`` is not a positive integer, or ``placement`` is unknown.
@@ -100,6 +107,7 @@ class DualVariable(nn.Module):
         self.placement = placement
         self._last: DualStep | None = None
         self._last_of_one: tuple[Any, ...] | None = None
+        self.if_changed: IfChanged = "error"
         # Set when a state of another size was loaded: reading still works, training does not.
         self.loaded_anchors: int | None = None
         device = torch.device("cpu") if placement == "cpu" else None
@@ -165,6 +173,24 @@ class DualVariable(nn.Module):
         self._last = self._last_of_one = None
         self.loaded_anchors = None
 
+    def grow(self, num_anchors: int) -> None:
+        """Make room for rows that were appended to the data set; they start unvisited, the others keep their ν.
+
+        Args:
+            num_anchors: new number of rows n, at least the old one.
+
+        Raises:
+            InputError: fewer than there are, or no integer.
+        """
+        if isinstance(num_anchors, bool) or not isinstance(num_anchors, int) or num_anchors < self.num_anchors:
+            raise InputError(
+                f"num_anchors of dual variable {self.name!r} must be an integer of at least the {self.num_anchors} "
+                f"that it has, got {num_anchors!r}"
+            )
+        more = num_anchors - self.num_anchors
+        self.nu, self.visited = (torch.cat([old, old.new_zeros(more)]) for old in (self.nu, self.visited))
+        self._last = self._last_of_one = None
+
     def check_index(self, index: Tensor, rows: int | None = None) -> Tensor:
         """Validate dataset indices and return them as int64.
 
@@ -206,14 +232,16 @@ class DualVariable(nn.Module):
         if self.loaded_anchors is not None:
             raise InputError(
                 f"cannot train dual variable {self.name!r}: the checkpoint holds {self.loaded_anchors} anchors and "
-                f"this model has {self.num_anchors}; train on the data set of the checkpoint, or load only the weights "
-                "and call reset() on the dual variable to start it anew"
+                f"this model has {self.num_anchors}; train on the data set of the checkpoint, or set if_changed_data "
+                '(--if_changed_data) to "grow" if rows were appended to it, or to "reset" to start every ν anew'
             )
 
     # ---------------------------------------------------------------- training
 
     def entropic_risk(self, scores: Tensor, index: Tensor, mask: Tensor | None = None, progress: float = 0.0) -> Tensor:
         """Update ν at ``index`` and return the mean dual objective over the anchors that have a valid sample.
+
+        An anchor that occurs several times counts once, by the mean over all its samples.
 
         Args:
             scores: shape ``(B, m)``, any floating dtype; carries the gradient.
@@ -222,7 +250,8 @@ class DualVariable(nn.Module):
             progress: fraction of the run that is done, in [0, 1], for the schedule.
 
         Returns:
-            A scalar in float32 (float64 for float64 scores); 0, with a zero gradient, if no row has a valid sample.
+            A scalar in float32 (float64 for float64 scores); 0, with a zero gradient, if no row has a valid sample. In
+            a distributed run it is this process's share, of which the mean over processes is the whole.
 
         Raises:
             TypeError, ValueError, IndexError: an index, scores or mask that does not fit; nothing is written.
@@ -257,16 +286,25 @@ class DualVariable(nn.Module):
             )
         if not update.has_exponential_objective:
             objective = update.objective(step.nu, scores, mask)
-            loss = objective.sum() / valid_rows(objective, counts)
+            if step.row_weight is None:
+                loss = objective.sum() / valid_rows(objective, counts)
+            else:
+                loss = (objective * step.row_weight.to(objective.dtype)).sum()
             self.commit(step, loss, objective, shifted)
             return loss
         # The gradient of the exponential objective is known in closed form: one node of the graph, and no graph before.
         with torch.no_grad():
             objective, weight = functional.exponential_objective_from(step.nu, largest, mean, may_be_empty)
-            valid = valid_rows(objective, counts)
-            loss = objective.sum() / valid
+            samples = max(counts, 1) if isinstance(counts, int) else counts.clamp(min=1)
+            if step.row_weight is None:
+                valid = valid_rows(objective, counts)
+                loss = objective.sum() / valid
+                weight = weight / (valid * samples)
+            else:
+                share = step.row_weight.to(objective.dtype)
+                loss = (objective * share).sum()
+                weight = weight * share / samples
             self.commit(step, loss, objective, shifted)
-            weight = weight / (valid * (max(counts, 1) if isinstance(counts, int) else counts.clamp(min=1)))
         return functional.with_gradient(scores, loss, exponentials, weight)
 
     def _one_anchor(self, scores: Tensor, rows: Tensor, progress: float) -> Tensor | None:
@@ -376,9 +414,15 @@ class DualVariable(nn.Module):
             all_nu = torch.where(seen, all_nu, stored)
             all_seen = visited | seen
         here = [all_nu, before, all_log_mean, unguarded]
+        if mine is not None or groups is not None:
+            here.append(exchange.processes() * exchange.row_weights(counts, groups, len(all_rows)))
         if mine is not None or device != home:
             here = [(values if mine is None else values[mine]).to(device) for values in here]
-        return DualStep(index, here[0], here[1], here[2], here[3], all_rows, all_nu, all_log_mean, all_seen, progress)
+        nu, nu_before, own_log_mean, own_unguarded, *weight = here
+        everyone = (all_rows, all_nu, all_log_mean, all_seen)
+        return DualStep(
+            index, nu, nu_before, own_log_mean, own_unguarded, *everyone, progress, weight[0] if weight else None
+        )
 
     def commit(
         self, step: DualStep, loss: Tensor, objective: Tensor | None = None, scores: Tensor | None = None
@@ -480,8 +524,15 @@ class DualVariable(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         loaded = state_dict.get(f"{prefix}nu")
         if loaded is not None and loaded.shape != self.nu.shape:
-            # Evaluation needs no ν, so a state of another size is not an error yet: see check_trainable.
-            self.loaded_anchors = loaded.shape[0]
+            if self.if_changed == "reset":
+                self.reset()
+            elif self.if_changed == "grow" and loaded.shape[0] < self.num_anchors:
+                self.reset()
+                self.nu[: loaded.shape[0]] = loaded
+                self.visited[: loaded.shape[0]] = state_dict[f"{prefix}visited"]
+            else:
+                # Evaluation needs no ν, so a state of another size is not an error yet: see check_trainable.
+                self.loaded_anchors = loaded.shape[0]
             return
         if loaded is not None:
             state_dict[f"{prefix}nu"] = loaded.float()

@@ -154,12 +154,13 @@ class ClassSampledLinear(nn.Module):
         drawn = f" ({self.num_negatives})" if self.negatives == "uniform" else ""
         return f"{self.weight.shape[1]}, {self.num_classes}, negatives={self.negatives}{drawn}"
 
-    def forward(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, labels: Tensor, all_labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Scores of a batch against sampled classes.
 
         Args:
             features: shape ``(B, D)``.
             labels: class of each row, shape ``(B,)``, int64, in [0, K).
+            all_labels: where a batch is spread over processes, the labels of all of it, for "in_batch".
 
         Returns:
             Scores :math:`h_i^T (w_k - w_{y_i})`, shape ``(B, m)``, and the mask of those that count, bool, ``(B, m)``:
@@ -173,7 +174,11 @@ class ClassSampledLinear(nn.Module):
             mask = torch.ones_like(logits, dtype=torch.bool).scatter_(1, own, False)
             return logits - logits.gather(1, own), mask
         if self.negatives == "in_batch":
-            classes, place = torch.unique(labels, return_inverse=True)
+            if all_labels is None:
+                classes, place = torch.unique(labels, return_inverse=True)
+            else:
+                classes = torch.unique(all_labels)
+                place = torch.searchsorted(classes, labels)
             own, columns, asked = place.unsqueeze(1), None, torch.arange(len(classes), device=labels.device)
         else:
             drawn = torch.randint(self.num_classes, (self.num_negatives,), device=labels.device)

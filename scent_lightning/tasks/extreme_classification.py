@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torchmetrics import MeanMetric
 
-from scent_lightning.duals import DualUpdate, DualVariable, DualVariableMixin
+from scent_lightning.duals import DualUpdate, DualVariable, DualVariableMixin, exchange
 from scent_lightning.duals.variable import Placement
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
@@ -173,9 +173,10 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν at the batch's rows and return the dual objective."""
         inputs, labels, index = batch
-        scores, mask = self.head(self(inputs), labels)
+        all_labels = exchange.of_all_processes(labels) if exchange.distributed() else None
+        scores, mask = self.head(self(inputs), labels, all_labels)
         if scores.shape[1] < 2 and self.head.negatives == "in_batch":
-            self._count_skipped(labels)
+            self._count_skipped(labels if all_labels is None else all_labels)
         loss = self.entropic_risk(_ANCHOR, scores, index, mask)
         if self.ddp_placeholder is not None:
             loss = loss + 0 * self.ddp_placeholder

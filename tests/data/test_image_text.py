@@ -295,7 +295,9 @@ def test_augmented_images_are_crops(tmp_path, in_memory):
         Image.fromarray(across).save(tmp_path / "images" / f"{row}.png")
     data = module(table, augment=True, crop_scale=(0.2, 0.5), in_memory=in_memory, mean=[0.0] * 3, std=[1.0] * 3)
     loader = data.train_dataloader()
-    first, second = rows_of(loader)[0], rows_of(loader)[0]
+    first = rows_of(loader)[0]
+    loader.sampler.set_epoch(1)
+    second = rows_of(loader)[0]
     assert first.shape == (8, 3, SIZE, SIZE)
     assert not torch.equal(first, second)
     for image in first:

@@ -202,8 +202,10 @@ def test_training_images_are_crops(tmp_path, size, padding, in_memory):
     images = torch.from_numpy(all_pixels("train", size)).permute(0, 3, 1, 2)[data._train_split().rows]
     allowed = [[crop.flatten() for crop in crops(image, padding)] for image in images]
     seen = set()
-    for _ in range(6):
-        for inputs, labels, index in data.train_dataloader():
+    loader = data.train_dataloader()
+    for epoch in range(6):
+        loader.sampler.set_epoch(epoch)
+        for inputs, labels, index in loader:
             assert labels.tolist() == [1] * 3 + [0] * 3
             assert torch.equal(labels, data.train_labels[index])
             for found, row in zip((inputs * 255).round().to(torch.uint8), index.tolist(), strict=True):
@@ -238,9 +240,14 @@ def test_image_size(tmp_path, in_memory):
         inputs, _, _ = rows_of(data.val_dataloader())
         assert torch.equal((inputs * 255).round().to(torch.uint8), images)
     loader = data.train_dataloader()
-    first, second = (torch.cat([inputs for inputs, _, _ in loader]) for _ in range(2))
+    epochs = []
+    for epoch in (0, 1, 0):
+        loader.sampler.set_epoch(epoch)
+        epochs.append(torch.cat([inputs for inputs, _, _ in loader]))
+    first, second, again = epochs
     assert first.shape == (48, 3, 14, 14)
     assert not torch.isclose(first, second).flatten(1).all(1).any()
+    assert torch.equal(first, again)
     plain = module(tmp_path, image_size=14, augment=False, mean=[0.0] * 3, std=[1.0] * 3)
     for inputs, _, index in plain.train_dataloader():
         assert torch.equal(inputs, rows_of(plain.train_eval_dataloader())[0][index])

@@ -1,25 +1,97 @@
-"""The sampler gives torch's own order, on every rank and epoch."""
+"""Loaders: torch's own order shared by processes without repeats, continued within an epoch; augmentation by row."""
+
+import pickle
 
 import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
 from scent_lightning.data import IndexedTensorDataset, batch_loader
-from scent_lightning.data.indexed import CHUNK, ShuffledSampler
+from scent_lightning.data.augmentation import at_random
+from scent_lightning.data.batch_sampler import BatchRows, ShuffledBatchSampler
 
 
-@pytest.mark.parametrize("rows", [1, 2, 10, 11, CHUNK + 3])
+@pytest.mark.parametrize("rows", [1, 2, 10, 11, 29])
 @pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_order_is_distributed_samplers(rows, replicas):
-    dataset = IndexedTensorDataset(torch.zeros(rows))
-    for rank in range(replicas):
-        ours = ShuffledSampler(dataset, replicas, rank, seed=5)
-        theirs = DistributedSampler(dataset, replicas, rank, shuffle=True, seed=5)
-        for epoch in (0, 3):
-            ours.set_epoch(epoch)
-            theirs.set_epoch(epoch)
-            assert list(ours) == list(theirs)
-            assert len(ours) == len(theirs)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_processes_share_the_batches_of_one(rows, replicas, drop_last):
+    alone = ShuffledBatchSampler(rows, 4, seed=5, drop_last=drop_last)
+    theirs = DistributedSampler(range(rows), 1, 0, shuffle=True, seed=5)
+    shares = [ShuffledBatchSampler(rows, 4 // replicas, replicas, rank, 5, drop_last) for rank in range(replicas)]
+    for epoch in (0, 3):
+        for sampler in (alone, theirs, *shares):
+            sampler.set_epoch(epoch)
+        whole = list(alone)
+        order = list(theirs)
+        assert [row for batch in whole for row in batch] == order[: len(order) // 4 * 4 if drop_last else None]
+        parts = [list(sampler) for sampler in shares]
+        assert {len(part) for part in parts} == {len(whole)} == {len(alone)}
+        for batch, *pieces in zip(whole, *parts, strict=True):
+            assert sorted(row for piece in pieces for row in piece) == sorted(batch)
+            sizes = [len(piece) for piece in pieces]
+            assert max(sizes) - min(sizes) <= 1
+
+
+def test_rows_of_a_batch_know_their_epoch():
+    batch = pickle.loads(pickle.dumps(BatchRows([3, 1], 7)))
+    assert batch == [3, 1]
+    assert batch.epoch == 7
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [0, 1, 3, 4, 5])
+def test_continues_within_an_epoch(stop, workers):
+    dataset = IndexedTensorDataset(torch.arange(18.0))
+
+    def loader(batch_size=4, replicas=1):
+        return batch_loader(dataset, batch_size, True, num_replicas=replicas, num_workers=workers, seed=1)
+
+    def rest(found):
+        return [batch[1].tolist() for batch in found]
+
+    first = loader()
+    epochs = []
+    for epoch in range(3):
+        first.sampler.set_epoch(epoch)
+        epochs.append(rest(first))
+    second = loader()
+    second.sampler.set_epoch(1)
+    batches = iter(second)
+    assert [next(batches)[1].tolist() for _ in range(stop)] == epochs[1][:stop]
+    state = second.state_dict()  # loader processes have fetched further
+    assert state == ({"epoch": 1, "batches": stop, "global_batch": 4})
+    third = loader()
+    third.sampler.set_epoch(1)
+    third.load_state_dict(state)
+    assert third.state_dict() == state or stop == 5
+    assert rest(third) == epochs[1][stop:]
+    third.sampler.set_epoch(2)
+    assert rest(third) == epochs[2]
+    # Twice as many rows at a time: on from the last whole batch.
+    fourth = loader(4, 2)
+    fourth.sampler.set_epoch(1)
+    fourth.load_state_dict(state)
+    assert len(rest(fourth)) == 3 - min(stop // 2, 3)
+
+
+def test_takes_no_random_number():
+    dataset = IndexedTensorDataset(torch.arange(8.0))
+    before = torch.get_rng_state()
+    for shuffle in (True, False):
+        for workers in (0, 1):
+            list(batch_loader(dataset, 4, shuffle, num_workers=workers))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_at_random():
+    def draws(rows, seed=1, epoch=2):
+        return [value.item() for value in at_random(rows, lambda row: row + torch.rand(()), seed, epoch)]
+
+    before = torch.get_rng_state()
+    found = draws([5, 0, 3])
+    assert draws([3, 5]) == [found[2], found[0]]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len({value % 1 for value in found + draws([5], seed=2) + draws([5], epoch=3)}) == 5
 
 
 def test_whole_batches_and_workers():

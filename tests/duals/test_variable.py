@@ -292,7 +292,7 @@ def test_state_of_another_size_reads_but_does_not_train():
     other.load_state_dict(variable.state_dict())
     assert not other.visited.any()
     assert math.isfinite(other.evaluate(scores_of(2), torch.tensor([0, 6])).item())
-    with pytest.raises(InputError, match=r"holds 10 anchors and this model has 7.*reset\(\)"):
+    with pytest.raises(InputError, match=r'holds 10 anchors and this model has 7.*"grow" if rows were appended'):
         other.entropic_risk(scores_of(2), torch.tensor([0, 6]))
     other.reset()
     other.entropic_risk(scores_of(2), torch.tensor([0, 6]))
@@ -372,3 +372,54 @@ def test_float64_scores_keep_their_precision():
     loss = variable.entropic_risk(scores_of(2).double(), torch.tensor([0, 1]))
     assert loss.dtype == torch.float64
     assert variable.nu.dtype == torch.float32
+
+
+def test_rows_that_were_appended():
+    variable = filled(SCENT(0.0), n=10)
+    before = variable.nu.clone(), variable.visited.clone()
+    grown = DualVariable(13, SCENT(0.0))
+    grown.if_changed = "grow"
+    grown.load_state_dict(variable.state_dict())
+    variable.grow(13)
+    for table in (grown, variable):
+        assert table.num_anchors == 13
+        assert torch.equal(table.nu[:10], before[0])
+        assert torch.equal(table.visited, torch.cat([before[1], torch.zeros(3, dtype=torch.bool)]))
+        table.entropic_risk(scores_of(2), torch.tensor([0, 12]))
+        assert table.visited[12]
+    with pytest.raises(InputError, match="must be an integer of at least the 13 that it has, got 12"):
+        variable.grow(12)
+    # Rows cannot have been appended where there are fewer.
+    smaller = DualVariable(7, SCENT(0.0))
+    smaller.if_changed = "grow"
+    smaller.load_state_dict(variable.state_dict())
+    with pytest.raises(InputError, match="holds 13 anchors and this model has 7"):
+        smaller.entropic_risk(scores_of(2), torch.tensor([0, 6]))
+
+
+def test_rows_that_were_replaced():
+    other = filled(SCENT(0.0), n=7)
+    other.if_changed = "reset"
+    other.load_state_dict(filled(SCENT(0.0), n=10).state_dict())
+    assert not other.visited.any()
+    other.entropic_risk(scores_of(2), torch.tensor([0, 6]))
+
+
+def test_an_anchor_that_occurs_twice_counts_once():
+    """The loss is the mean over the anchors of the objective over all samples each has."""
+    scores = scores_of(4).requires_grad_()
+    m = scores.shape[1]
+    mask = torch.ones_like(scores, dtype=torch.bool)
+    mask[1, : m // 2] = False
+    mask[3] = False
+    for update in (SCENT(0.5), SoftplusASGD(0.2, 1e-3)):
+        found, expected = DualVariable(9, update), DualVariable(9, update)
+        loss = found.entropic_risk(scores, torch.tensor([4, 2, 4, 8]), mask)
+        both = torch.cat([scores[[0, 2]].flatten(), scores[1]])
+        rows = torch.stack([both[: 2 * m], torch.cat([both[2 * m :], torch.zeros(m)])])
+        counts = torch.stack([torch.ones(2 * m, dtype=torch.bool), torch.cat([mask[1], torch.zeros(m).bool()])])
+        direct = expected.entropic_risk(rows, torch.tensor([4, 2]), counts)
+        torch.testing.assert_close(loss, direct)
+        torch.testing.assert_close(found.nu, expected.nu)
+        gradient, theirs = (torch.autograd.grad(value, scores)[0] for value in (loss, direct))
+        torch.testing.assert_close(gradient, theirs)

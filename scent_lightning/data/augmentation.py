@@ -1,0 +1,36 @@
+"""Random transforms that are a function of the seed, the epoch and the row, whoever makes them and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+Row = TypeVar("Row")
+
+__all__ = ["at_random"]
+
+
+def at_random(rows: Iterable[int], make: Callable[[int], Row], seed: int, epoch: int) -> Iterator[Row]:
+    """What ``make`` gives for each row, with random numbers that depend on seed, epoch and row alone.
+
+    So the same row is augmented alike in an epoch, whatever the number of processes and loader processes, and wherever
+    a run was interrupted. torch's global random state is as before afterwards, as after each row.
+
+    Args:
+        rows: dataset indices.
+        make: draws from torch's global random state.
+        seed: of the run.
+        epoch: number of the epoch.
+    """
+    for row in rows:
+        before = torch.get_rng_state()
+        key = np.random.SeedSequence((seed, epoch, row)).generate_state(1, np.uint64)
+        try:
+            torch.default_generator.manual_seed(int(key[0]))
+            made = make(row)
+        finally:
+            torch.set_rng_state(before)
+        yield made

@@ -1,0 +1,106 @@
+"""A small run of each task on data of its own kind, for tests of what holds for all of them."""
+
+import numpy as np
+import torch
+from sklearn.datasets import load_diabetes
+from torch import nn
+
+from scent_lightning.data import (
+    FeatureDataModule,
+    ImageTextDataModule,
+    ImbalancedImageDataModule,
+    TabularRegressionDataModule,
+)
+from scent_lightning.duals import SCENT, SOX
+from scent_lightning.tasks import CLIPTask, DRORegressionTask, ExtremeClassificationTask, PartialAUCTask
+
+TOWER = {"layers": 1, "width": 16}
+ARCHITECTURE = {
+    "embed_dim": 8,
+    "vision_cfg": {**TOWER, "image_size": 16, "patch_size": 8, "head_width": 8},
+    "text_cfg": {**TOWER, "context_length": 16, "vocab_size": 128, "heads": 2},
+}
+
+
+def letters(captions):
+    """A tokeniser of 16 letters a caption."""
+    return torch.tensor([[ord(letter) for letter in caption[-16:].rjust(16)] for caption in captions])
+
+
+def write(folder, features, labels):
+    if not folder.exists():  # by the first of several processes
+        folder.mkdir()
+        np.save(folder / "features.npy", features.astype(np.float32))
+        np.save(folder / "labels.npy", labels)
+
+
+def regression(folder, batch_size):
+    table = np.column_stack(load_diabetes(return_X_y=True))[:101] / ([1] * 10 + [100])
+    if not (folder / "table.csv").exists():
+        np.savetxt(folder / "table.csv", table, delimiter=",", header=",".join("abcdefghijy"), comments="")
+    data = TabularRegressionDataModule(str(folder / "table.csv"), target="y", batch_size=batch_size)
+    data.setup("fit")
+    return DRORegressionTask(data.num_features, SCENT(-2.0, schedule="cosine"), tau=2.0, lr=1e-2), data
+
+
+def classification(folder, batch_size, negatives="in_batch"):
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 12, 101)
+    features = generator.standard_normal((12, 6))[labels] + 0.5 * generator.standard_normal((101, 6))
+    write(folder / "train", features, labels)
+    data = FeatureDataModule(str(folder), batch_size=batch_size)
+    data.setup("fit")
+    backbone = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.0))
+    task = ExtremeClassificationTask(
+        6,
+        12,
+        data.num_anchors,
+        SCENT(2.0, max_log_weight=2.0),
+        negatives=negatives,
+        num_negatives=5,
+        backbone=backbone,
+        lr=0.1,
+        momentum=0.5,
+    )
+    return task, data
+
+
+def ranking(folder, batch_size):
+    generator = np.random.default_rng(0)
+    labels = (np.arange(101) < 40).astype(np.int64)
+    features = generator.standard_normal((101, 6)) + labels[:, None]
+    write(folder / "train", features, labels)
+    data = ImbalancedImageDataModule(
+        str(folder),
+        dataset="features",
+        removed_positives=0.0,
+        batch_size=batch_size,
+        positives_per_batch=batch_size // 2,
+    )
+    data.setup("fit")
+    return PartialAUCTask(data.num_anchors, SOX(0.5), data.num_features, tau=0.2, lr=0.05, momentum=0.9), data
+
+
+def contrastive(folder, batch_size, drop_last=False):
+    data = ImageTextDataModule(
+        source="shapes",
+        image_size=16,
+        tokenizer=letters,
+        batch_size=batch_size,
+        rows=101,
+        val_rows=0,
+        drop_last=drop_last,
+    )
+    data.setup("fit")
+    task = CLIPTask(
+        data.num_anchors, SCENT(6.0, max_log_weight=2.0), architecture=ARCHITECTURE, lr=1e-3, tau_lr=1e-4, rho=4.0
+    )
+    return task, data
+
+
+SETTINGS = {
+    "regression": regression,
+    "classification": classification,
+    "ranking": ranking,
+    "contrastive": contrastive,
+}
