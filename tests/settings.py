@@ -50,7 +50,7 @@ def classification(folder, batch_size, negatives="in_batch"):
     write(folder / "train", features, labels)
     data = FeatureDataModule(str(folder), batch_size=batch_size)
     data.setup("fit")
-    backbone = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.0))
+    backbone = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
     task = ExtremeClassificationTask(
         6,
         12,
