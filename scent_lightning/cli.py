@@ -16,11 +16,13 @@ import lightning as L
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, TQDMProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from scent_lightning import data, duals, tasks
 from scent_lightning.callbacks import DualVariableMonitor, PredictionWriter
+from scent_lightning.checkpoint import AtomicCheckpointIO
 from scent_lightning.duals import DualUpdate
 from scent_lightning.errors import DualDivergenceError, InputError
 
@@ -113,6 +115,11 @@ def _of_data(name: str) -> Callable[[L.LightningDataModule], Any]:
     return tell
 
 
+def _list(value: Any) -> list[Any]:
+    """A setting that may be missing, one thing or a list of them, as a list."""
+    return [] if value is None else list(value) if isinstance(value, list) else [value]
+
+
 class LastCheckpoint(ModelCheckpoint):
     """Keep ``last.ckpt``, written at the end of every epoch."""
 
@@ -170,16 +177,19 @@ class ScentCLI(LightningCLI):
             raise InputError(f"ckpt_path {checkpoint} does not exist")
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Add the default callbacks, each unless the configuration has one of its kind."""
+        """Add the default callbacks and the way of checkpoints, each unless the configuration has one of its kind."""
         config = {**self._get(self.config_init, "trainer", default={}), **kwargs}
-        given = config.get("callbacks") or []
-        callbacks = list(given) if isinstance(given, list) else [given]
+        callbacks, plugins = _list(config.get("callbacks")), _list(config.get("plugins"))
         for callback in default_callbacks(config, self.subcommand or "fit"):
             kinds = [kind for kind in (ProgressBar, ModelCheckpoint, type(callback)) if isinstance(callback, kind)]
             if not any(isinstance(other, kinds[0]) for other in callbacks):
                 callbacks.append(callback)
+        of_strategy = getattr(config.get("strategy"), "_checkpoint_io", None)
+        if of_strategy is None and not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            plugins.append(AtomicCheckpointIO())
         profiler = config.get("profiler") or NoProfiler()
-        return super().instantiate_trainer(**{**kwargs, "callbacks": callbacks, "profiler": profiler})
+        defaults = {"callbacks": callbacks, "plugins": plugins, "profiler": profiler}
+        return super().instantiate_trainer(**{**kwargs, **defaults})
 
     def after_fit(self) -> None:
         """Say where the results are."""
