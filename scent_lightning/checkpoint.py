@@ -54,7 +54,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         Raises:
             OSError: the file cannot be written, the disk is full for instance. No part of it is left.
         """
-        local = _local(path)
+        local = local_path(path)
         if local is None or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -97,19 +97,31 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             FileNotFoundError: there is no such file.
             InputError: the file is truncated, is no checkpoint, or holds other objects than tensors and plain data.
         """
-        local = _local(path)
+        local = local_path(path)
         if local is None:
             return super().load_checkpoint(path, map_location, weights_only=True)
         if not local.exists():
             raise FileNotFoundError(f"checkpoint {local} does not exist")
-        checkpoint = read_plain(local, f"checkpoint {local}", map_location, mmap=True)
-        if not isinstance(checkpoint, dict):
-            raise InputError(f"checkpoint {local} holds one {type(checkpoint).__name__}, and not the states of a run")
+        checkpoint = read_checkpoint(local, map_location, mmap=True)
         # An optimiser keeps the tensors it is given: these must not depend on the file any longer.
         return {
             key: value if key == "state_dict" else apply_to_collection(value, Tensor, Tensor.clone)
             for key, value in checkpoint.items()
         }
+
+
+def read_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -> dict[str, Any]:
+    """What a checkpoint of Lightning holds; arguments as :func:`read_plain`.
+
+    Raises:
+        InputError: as :func:`read_plain`; or the file holds something else, a bare state dict for instance.
+    """
+    checkpoint = read_plain(path, f"checkpoint {path}", map_location, mmap)
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
+        raise InputError(f"checkpoint {path} is no checkpoint of a run: it has no state_dict beside its other states")
+    if "pytorch-lightning_version" not in checkpoint:
+        raise InputError(f"checkpoint {path} is no checkpoint of Lightning: it does not name a version of it")
+    return checkpoint
 
 
 def read_plain(path: Path, what: str, map_location: Any = "cpu", mmap: bool = False) -> Any:
@@ -139,7 +151,7 @@ def read_plain(path: Path, what: str, map_location: Any = "cpu", mmap: bool = Fa
 
 def _fault(error: Exception, zipped: bool) -> str:
     """What is wrong with a file that torch could not read."""
-    foreign = re.search(r"GLOBAL (\S+) was not an allowed global|Unsupported class (\S+)", str(error))
+    foreign = re.search(r"GLOBAL (\S+) (?:was not|whose)|Unsupported class (\S+)", str(error))
     if foreign or (zipped and isinstance(error, pickle.UnpicklingError)):
         what = f"a {foreign[1] or foreign[2]}" if foreign else "other objects"
         return f"holds {what}, and not only tensors and plain data: it is not read, because that could run code"
@@ -155,8 +167,10 @@ def _os_error(error: BaseException | None) -> OSError | None:
     return error
 
 
-def _local(path: _PATH) -> Path | None:
-    """The path of a file on a local disk; None for a URL."""
+def local_path(path: Any) -> Path | None:
+    """The path of a file on a local disk; None for a URL and for an open file."""
+    if not isinstance(path, str | os.PathLike):
+        return None
     text = str(path)
     if text.startswith("file://"):
         text = text.removeprefix("file://")

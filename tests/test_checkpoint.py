@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 import resource
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 
@@ -32,7 +34,12 @@ class Harmful:
 
 
 def state(value=1.0, size=8):
-    return {"epoch": 3, "state_dict": {"w": torch.full((size,), value)}, "optimizer_states": [{"m": torch.ones(2)}]}
+    return {
+        "epoch": 3,
+        "pytorch-lightning_version": L.__version__,
+        "state_dict": {"w": torch.full((size,), value)},
+        "optimizer_states": [{"m": torch.ones(2)}],
+    }
 
 
 def assert_only(folder, name):
@@ -100,14 +107,12 @@ def test_file_size_limit_in_the_midst_of_a_tensor(tmp_path):
     path = tmp_path / "a.ckpt"
     IO.save_checkpoint(state(1.0), path)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limit[1]))
     try:
         with pytest.raises(OSError, match="File too large; what was there before is unchanged"):
             IO.save_checkpoint(state(2.0, size=1_000_000), path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        signal.signal(signal.SIGXFSZ, before)
     assert IO.load_checkpoint(path)["state_dict"]["w"][0] == 1.0
     assert_only(tmp_path, "a.ckpt")
 
@@ -127,7 +132,8 @@ from scent_lightning.checkpoint import AtomicCheckpointIO
 value = torch.full((20_000_000,), 2.0)
 print("ready", flush=True)
 while True:
-    AtomicCheckpointIO().save_checkpoint({"state_dict": {"w": value}}, sys.argv[1])
+    state = {"pytorch-lightning_version": "2.6", "state_dict": {"w": value}}
+    AtomicCheckpointIO().save_checkpoint(state, sys.argv[1])
 """
 
 
@@ -185,6 +191,10 @@ def damaged(path: Path, kind: str) -> None:
         torch.save({"state_dict": torch.nn.Linear(2, 2)}, path)
     elif kind == "tensor":
         torch.save(torch.zeros(3), path)
+    elif kind == "state dict":
+        torch.save(torch.nn.Linear(2, 2).state_dict(), path)
+    elif kind == "without a version":
+        torch.save({"state_dict": {}}, path)
     elif kind == "half":
         path.write_bytes(whole[: len(whole) // 2])
     elif kind == "without its end":
@@ -199,10 +209,12 @@ def damaged(path: Path, kind: str) -> None:
 
 
 DAMAGES = {
-    "harmful": "holds other objects, and not only tensors and plain data: it is not read",
-    "harmful, old format": "is of another kind",
+    "harmful": "holds a posix.mkdir, and not only tensors and plain data: it is not read",
+    "harmful, old format": "holds a posix.mkdir, and not only tensors",
     "module": "holds a torch.nn.modules.linear.Linear, and not only tensors",
-    "tensor": "holds one Tensor, and not the states of a run",
+    "tensor": "is no checkpoint of a run: it has no state_dict",
+    "state dict": "is no checkpoint of a run: it has no state_dict",
+    "without a version": "is no checkpoint of Lightning",
     "half": "is truncated, damaged",
     "without its end": "is truncated, damaged",
     "empty": "is of another kind",
@@ -218,6 +230,8 @@ def test_damaged_and_foreign_files_are_one_error_and_run_nothing(tmp_path, kind,
     damaged(path, kind)
     with pytest.raises(InputError, match=rf"checkpoint .*a\.ckpt {message}"):
         IO.load_checkpoint(path, weights_only=weights_only)
+    with pytest.raises(InputError, match=rf"checkpoint .*a\.ckpt {message}"):
+        SoftmaxTask.load_from_checkpoint(path, weights_only=weights_only)
     assert not (tmp_path / "ran").exists()
 
 
@@ -239,3 +253,17 @@ def test_trainer_resumes_from_it_to_the_same_end(tmp_path):
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
     assert_only(tmp_path, "a.ckpt")
+
+
+def test_from_an_open_file_nothing_is_run_either(tmp_path, monkeypatch):
+    """Whatever torch is told to do where a program does not say."""
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    path = tmp_path / "a.ckpt"
+    damaged(path, "harmful")
+    with pytest.raises(InputError, match=r"holds a posix\.mkdir"):
+        SoftmaxTask.load_from_checkpoint(path)
+    with path.open("rb") as file, pytest.raises(pickle.UnpicklingError):
+        SoftmaxTask.load_from_checkpoint(file)
+    with pytest.raises(InputError, match=r"holds a posix\.mkdir"):
+        quiet_trainer(plugins=[AtomicCheckpointIO()]).validate(SoftmaxTask(24), SoftmaxData(), ckpt_path=path)
+    assert not (tmp_path / "ran").exists()
