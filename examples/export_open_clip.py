@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from scent_lightning.checkpoint import read_checkpoint
 from scent_lightning.errors import InputError
 
 
@@ -23,11 +24,9 @@ def export(checkpoint: Path, out: Path) -> str:
     """Write the weights, and the configuration if it is not one of open_clip's; returns how to load them."""
     if out.suffix not in (".pt", ".bin", ".pth"):
         raise InputError(f"out must end in .pt, .pth or .bin, which open_clip reads, got {str(out)!r}")
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    state = read_checkpoint(checkpoint)
     weights = {
-        name.removeprefix("model."): value
-        for name, value in state.get("state_dict", {}).items()
-        if name.startswith("model.")
+        name.removeprefix("model."): value for name, value in state["state_dict"].items() if name.startswith("model.")
     }
     architecture = state.get("hyper_parameters", {}).get("architecture")
     if "logit_scale" not in weights or architecture is None:
@@ -48,7 +47,7 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         print(export(arguments.checkpoint, arguments.out))
-    except (InputError, FileNotFoundError) as error:
+    except InputError as error:
         raise SystemExit(f"error: {error}") from error
 
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+import pickle
 import re
 import sys
 from collections.abc import Callable
@@ -13,17 +15,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, TQDMProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from scent_lightning import data, duals, tasks
 from scent_lightning.callbacks import DualVariableMonitor, PredictionWriter
+from scent_lightning.checkpoint import AtomicCheckpointIO
 from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.duals.variable import IfChanged
-from scent_lightning.errors import DualDivergenceError, InputError
+from scent_lightning.errors import DivergenceError, InputError
 
 __all__ = ["ScentCLI", "default_callbacks", "main"]
 
@@ -114,8 +119,20 @@ def _of_data(name: str) -> Callable[[L.LightningDataModule], Any]:
     return tell
 
 
+def _list(value: Any) -> list[Any]:
+    """A setting that may be missing, one thing or a list of them, as a list."""
+    return [] if value is None else list(value) if isinstance(value, list) else [value]
+
+
 class LastCheckpoint(ModelCheckpoint):
-    """Keep ``last.ckpt``, written at the end of every epoch."""
+    """Keep ``last.ckpt``, written when training starts and at the end of every epoch, and always of finite weights.
+
+    A folder that cannot be written is so known before the first epoch, and whatever ends a run, there is a state to go
+    on from: of the last whole epoch, or of the start.
+
+    Raises:
+        DivergenceError: weights or ν are not finite at the end of an epoch; the file keeps the state before.
+    """
 
     # ModelCheckpoint builds this text anew for each hook of a step, and has nothing to do in any of them here: the
     # Trainer passes over a hook that is None.
@@ -126,6 +143,38 @@ class LastCheckpoint(ModelCheckpoint):
 
     def __init__(self) -> None:
         super().__init__(save_top_k=0, save_last=True, save_on_train_epoch_end=True)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the first ``last.ckpt``."""
+        super().on_train_start(trainer, pl_module)
+        self._check_finite(trainer, pl_module, "before the first step")
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write it anew."""
+        self._check_finite(trainer, pl_module, f"at the end of epoch {trainer.current_epoch}")
+        super().on_train_epoch_end(trainer, pl_module)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Say what there is to go on from."""
+        super().on_exception(trainer, pl_module, exception)
+        if self.last_model_path and Path(self.last_model_path).is_file():
+            rank_zero_info(f"Last checkpoint: {self.last_model_path}")
+
+    def _check_finite(self, trainer: L.Trainer, pl_module: L.LightningModule, when: str) -> None:
+        tables = [(f"duals.{name}.nu", dual.nu) for name, dual in dict(getattr(pl_module, "duals", {})).items()]
+        for name, values in [*pl_module.named_parameters(), *tables]:
+            # The extremes show NaN and infinity, and take no memory: a table may be large.
+            if (
+                values.numel()
+                and values.is_floating_point()
+                and not all(map(math.isfinite, torch.stack(values.detach().aminmax()).tolist()))
+            ):
+                raise DivergenceError(
+                    f"{name} is not finite {when}, and no checkpoint is written of it. Lower the learning rate, or "
+                    "start from other weights."
+                )
 
 
 class NoProfiler(PassThroughProfiler):
@@ -176,6 +225,11 @@ class ScentCLI(LightningCLI):
             )
         if checkpoint not in (None, "best", "last", "hpc", "registry") and not Path(checkpoint).exists():
             raise InputError(f"ckpt_path {checkpoint} does not exist")
+        if config.get("weights_only") is False:
+            raise InputError(
+                "weights_only must not be false: what a checkpoint holds besides plain data could run code"
+            )
+        config["weights_only"] = True
 
     def instantiate_classes(self) -> None:
         """Tell the task what becomes of ν if the data have changed."""
@@ -184,16 +238,19 @@ class ScentCLI(LightningCLI):
             self.model.if_changed_data = self.config[self.subcommand]["if_changed_data"]
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Add the default callbacks, each unless the configuration has one of its kind."""
+        """Add the default callbacks and the way of checkpoints, each unless the configuration has one of its kind."""
         config = {**self._get(self.config_init, "trainer", default={}), **kwargs}
-        given = config.get("callbacks") or []
-        callbacks = list(given) if isinstance(given, list) else [given]
+        callbacks, plugins = _list(config.get("callbacks")), _list(config.get("plugins"))
         for callback in default_callbacks(config, self.subcommand or "fit"):
             kinds = [kind for kind in (ProgressBar, ModelCheckpoint, type(callback)) if isinstance(callback, kind)]
             if not any(isinstance(other, kinds[0]) for other in callbacks):
                 callbacks.append(callback)
+        of_strategy = getattr(config.get("strategy"), "_checkpoint_io", None)
+        if of_strategy is None and not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            plugins.append(AtomicCheckpointIO())
         profiler = config.get("profiler") or NoProfiler()
-        return super().instantiate_trainer(**{**kwargs, "callbacks": callbacks, "profiler": profiler})
+        defaults = {"callbacks": callbacks, "plugins": plugins, "profiler": profiler}
+        return super().instantiate_trainer(**{**kwargs, **defaults})
 
     def after_fit(self) -> None:
         """Say where the results are."""
@@ -211,6 +268,49 @@ class ScentCLI(LightningCLI):
                 rank_zero_info(f"Predictions: {callback.written}")
 
 
+def failure(error: BaseException) -> tuple[int, str] | None:
+    """Exit code and sentence for what can go wrong without a mistake in a program; None for all else.
+
+    Code 2 for a wrong setting, file, folder or machine, 1 where training diverges.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, InputError):
+        cause = cause.__cause__  # jsonargparse wraps what a constructor raises
+    if cause is not None:
+        return 2, _own_words(cause)
+    if isinstance(error, DivergenceError):
+        return 1, str(error)
+    text = str(error)
+    if isinstance(error, OSError):
+        return 2, _own_words(error)
+    if isinstance(error, pickle.UnpicklingError):
+        return 2, "a file holds other objects than tensors and plain data: it is not read, because that could run code"
+    if isinstance(error, RuntimeError) and re.match(r"DataLoader worker \(pid", text):
+        return 2, (
+            f"a process that loads data has died, of too little memory perhaps ({text.splitlines()[0].rstrip('. ')}); "
+            "lower data.num_workers or the batch size"
+        )
+    if isinstance(error, RuntimeError) and text.startswith("Error(s) in loading state_dict"):
+        parts = [line.strip().rstrip(". ") for line in text.splitlines()[1:]]
+        shown = "; ".join(part if len(part) < 200 else f"{part[:200]} …" for part in parts[:2])
+        return 2, f"the checkpoint does not fit this model, it is of another task or of other settings: {shown}"
+    if isinstance(error, ValueError) and text.startswith("loaded state dict"):
+        return 2, f"the checkpoint does not fit this model's optimiser: {text}"
+    if isinstance(error, KeyError) and "Trying to restore" in text:
+        return 2, f"the checkpoint cannot be gone on from: {error.args[0]}"
+    return None
+
+
+def _own_words(error: BaseException) -> str:
+    """An error's message; of one that was raised in a loader process, without that process's traceback."""
+    text = str(error)
+    if re.match(r"Caught \w+ in DataLoader worker process", text):
+        return text.strip().splitlines()[-1].partition(": ")[2]
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.strerror}: {error.filename}"
+    return (error.strerror or text) if isinstance(error, OSError) else text
+
+
 def main(args: ArgsType = None) -> None:
     """Run the command line.
 
@@ -218,8 +318,8 @@ def main(args: ArgsType = None) -> None:
         args: arguments as a list; None takes those of the process.
 
     Raises:
-        SystemExit: with code 2 and one sentence on standard error for a wrong argument, setting or data file, and with
-            code 1 where a dual variable diverges.
+        SystemExit: with one sentence on standard error for all that :func:`failure` knows: code 2 for a wrong argument,
+            setting, file or folder, and code 1 where training diverges.
     """
     try:
         ScentCLI(
@@ -235,15 +335,9 @@ def main(args: ArgsType = None) -> None:
             parser_class=ScentArgumentParser,
             args=args,
         )
-    except ValueError as error:
-        # jsonargparse wraps what a constructor raises.
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, InputError):
-            cause = cause.__cause__
-        if cause is None:
+    except Exception as error:
+        known = failure(error)
+        if known is None:
             raise
-        print(f"scent-lightning: error: {cause}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except DualDivergenceError as error:
-        print(f"scent-lightning: error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        print(f"scent-lightning: error: {known[1]}", file=sys.stderr)
+        raise SystemExit(known[0]) from None

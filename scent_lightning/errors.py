@@ -8,7 +8,14 @@ class InputError(ValueError):
     """
 
 
-class DualDivergenceError(RuntimeError):
+class DivergenceError(RuntimeError):
+    """Training has left the finite numbers.
+
+    The command line prints it without a traceback and exits with code 1.
+    """
+
+
+class DualDivergenceError(DivergenceError):
     """Raised before anything is written when a step would leave a dual variable or its objective non-finite.
 
     Attributes:

@@ -16,9 +16,11 @@ import torch
 import yaml
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from scent_lightning.checkpoint import AtomicCheckpointIO
 from scent_lightning.cli import ScentCLI, main
 from scent_lightning.data import TabularRegressionDataModule
 from scent_lightning.modules import SmallImageResNet
@@ -394,16 +396,33 @@ def test_wrong_settings_of_partial_auc_are_one_sentence(arguments, message, tmp_
     assert message in error[0]
 
 
-def test_users_callbacks_replace_the_defaults_of_their_kind(tables):
-    cli = ScentCLI(
+def without_running(*arguments) -> ScentCLI:
+    return ScentCLI(
         LightningModule,
         LightningDataModule,
         subclass_mode_model=True,
         subclass_mode_data=True,
         auto_configure_optimizers=False,
         run=False,
-        args=["--config", CONFIG, "--trainer.callbacks", '[{"class_path": "ModelCheckpoint"}]'],
+        args=["--config", CONFIG, *arguments],
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ([], AtomicCheckpointIO),
+        (["--trainer.plugins", "LightningEnvironment"], AtomicCheckpointIO),
+        (["--trainer.plugins", "TorchCheckpointIO"], TorchCheckpointIO),
+        (["--trainer.plugins", '[{"class_path": "AsyncCheckpointIO"}]'], AsyncCheckpointIO),
+    ],
+)
+def test_checkpoints_are_atomic_unless_the_user_has_another_way(tables, arguments, kind):
+    assert type(without_running(*arguments).trainer.strategy.checkpoint_io) is kind
+
+
+def test_users_callbacks_replace_the_defaults_of_their_kind(tables):
+    cli = without_running("--trainer.callbacks", '[{"class_path": "ModelCheckpoint"}]')
     kinds = [type(callback).__name__ for callback in cli.trainer.callbacks]
     assert sum(isinstance(callback, ModelCheckpoint) for callback in cli.trainer.callbacks) == 1
     assert {"DualVariableMonitor", "LearningRateMonitor", "TQDMProgressBar"} <= set(kinds)

@@ -10,8 +10,11 @@ from typing import Any, cast, get_args
 
 import lightning as L
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
+from typing_extensions import Self
 
+from scent_lightning.checkpoint import local_path, read_checkpoint
 from scent_lightning.duals import exchange
 from scent_lightning.duals.updates import DualUpdate
 from scent_lightning.duals.variable import DualVariable, IfChanged, Placement
@@ -228,6 +231,39 @@ class DualVariableMixin(L.LightningModule):
         super().on_fit_start()
         for variable in self.duals.values():
             cast(DualVariable, variable).check_trainable()
+
+    @_restricted_classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """As Lightning's, but a checkpoint is read as tensors and plain data whatever its place; nothing in it is run.
+
+        Args:
+            checkpoint_path: a path, a URL or an open file.
+            map_location: as Lightning's, and so are the others.
+            hparams_file: hyperparameters that replace those of the checkpoint.
+            strict: whether the states must match.
+            weights_only: has no effect.
+            **kwargs: arguments of the task that replace those of the checkpoint.
+
+        Raises:
+            InputError: the file is truncated, is no checkpoint, or holds other objects than tensors and plain data.
+        """
+        if (path := local_path(checkpoint_path)) is not None and path.exists():
+            read_checkpoint(path, mmap=True)  # says what is wrong with it, if something is
+        parent: Any = super()
+        return cast(
+            Self,
+            parent.load_from_checkpoint(
+                checkpoint_path, map_location, hparams_file, strict, weights_only=True, **kwargs
+            ),
+        )
 
     def save_hyperparameters(
         self,

@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
+from scent_lightning.checkpoint import read_plain
 from scent_lightning.duals import DualUpdate, DualVariable, DualVariableMixin, exchange
 from scent_lightning.duals.variable import Placement
 from scent_lightning.errors import InputError
@@ -373,6 +374,9 @@ def build_model(architecture: str | dict[str, Any], pretrained: str | None) -> A
         InputError: the configuration does not make a model, or the weights cannot be loaded.
     """
     open_clip = _open_clip()
+    file = Path(pretrained or "")
+    if file.is_file() and file.suffix not in (".safetensors", ".npz", ".npy"):
+        read_plain(file, f"pretrained {pretrained}", mmap=True)  # says what is wrong with it, if something is
     logging.getLogger().disabled, before = True, logging.getLogger().disabled
     try:
         if isinstance(architecture, str):

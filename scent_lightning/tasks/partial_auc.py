@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -14,6 +13,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from scent_lightning.checkpoint import read_plain
 from scent_lightning.duals import DualUpdate, DualVariableMixin, exchange
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32, check_surrogate, pairwise_scores
@@ -361,10 +361,7 @@ def _state_of(path: str) -> dict[str, Tensor]:
     """The network's state in a checkpoint of this task, or in a file with a state dict."""
     if not Path(path).is_file():
         raise InputError(f"backbone_checkpoint {path} does not exist")
-    try:
-        state: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise InputError(f"backbone_checkpoint {path} is no file of plain tensors, whole and of torch") from error
+    state = read_plain(Path(path), f"backbone_checkpoint {path}")
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):

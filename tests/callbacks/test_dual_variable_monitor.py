@@ -2,13 +2,14 @@
 
 import lightning as L
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scent_lightning import functional as F
-from scent_lightning.callbacks import DualVariableMonitor
+from scent_lightning.callbacks import DualVariableMonitor, dual_variable_monitor
 from scent_lightning.callbacks.dual_variable_monitor import batch_statistics, table_statistics
 from scent_lightning.duals import BSGD, SCENT, SOX, DualVariable, SoftplusASGD
 from tests.helpers import SoftmaxData, SoftmaxTask, quiet_trainer
@@ -185,3 +186,16 @@ def test_statistics_of_nothing():
     variable.entropic_risk(torch.zeros(2, 2), torch.tensor([0, 1]), torch.zeros(2, 2, dtype=torch.bool))
     assert batch_statistics(variable, variable.last_step) == {}
     assert table_statistics(variable, np.zeros(0, dtype=np.float32)) == {"visited": 0.0}
+
+
+def test_statistics_of_a_large_table_are_those_of_a_part(monkeypatch, tmp_path):
+    monkeypatch.setattr(dual_variable_monitor, "MOST_ANCHORS", 10)
+    task = SoftmaxTask(100)
+    task.duals["nu"].scatter(torch.arange(0, 100, 2), torch.arange(0.0, 100.0, 2.0))
+    logger = CSVLogger(tmp_path)
+    DualVariableMonitor().on_train_epoch_end(quiet_trainer(logger=logger), task)
+    logger.save()
+    logged = pd.read_csv(f"{logger.log_dir}/metrics.csv").iloc[0]
+    assert logged["dual/nu/visited"] == 0.5
+    assert logged["dual/nu/table_mean"] == 45.0  # of 0, 10, …, 90
+    assert logged["dual/nu/table_q50"] == 45.0

@@ -273,10 +273,10 @@ def test_backbone_checkpoint_that_does_not_match(pretrained, tmp_path, monkeypat
     refused({**first, "stem.0.weight": torch.zeros(2)}, r"it has another shape of stem\.0\.weight$")
     refused({"fc.weight": torch.zeros(2)}, r"lacks stem\.0\.weight, .* and \d+ more; it has unknown fc\.weight$")
     refused([1, 2], "must hold a state dict")
-    refused(Malicious(), "no file of plain tensors")
+    refused(Malicious(), r"bad\.pt holds a posix\.system, and not only tensors")
     assert not (tmp_path / "executed").exists()
     (tmp_path / "half.ckpt").write_bytes(Path(path).read_bytes()[:5000])
-    with pytest.raises(InputError, match="no file of plain tensors, whole"):
+    with pytest.raises(InputError, match=r"half\.ckpt is truncated, damaged"):
         task.load_backbone(str(tmp_path / "half.ckpt"))
     with pytest.raises(InputError, match="does not exist"):
         quiet_trainer(max_epochs=1).fit(image_task(backbone_checkpoint="no.ckpt"), training_loader(images(), 10))

@@ -1,0 +1,177 @@
+"""Nothing in a checkpoint or in a data file is ever run, whichever way it comes in; it ends in one clear sentence."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from scent_lightning.cli import main
+from scent_lightning.data import FeatureDataModule
+from scent_lightning.duals import BSGD
+from scent_lightning.errors import InputError
+from scent_lightning.tasks import (
+    CLIPTask,
+    DRORegressionTask,
+    ExtremeClassificationTask,
+    PartialAUCTask,
+)
+from tests.conftest import ROOT
+
+CONFIG = str(ROOT / "configs" / "dro_diabetes.yaml")
+RAN = "ran"
+
+
+class Harmful:
+    """Makes a folder where it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, (RAN,)
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # Whatever torch is told to do where a program does not say.
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    yield tmp_path
+    assert not (tmp_path / RAN).exists()
+
+
+def write(path, kind):
+    """A file that makes a folder when it is read without care."""
+    if kind == "checkpoint":
+        state = {"pytorch-lightning_version": "2.6.0", "state_dict": {"w": torch.zeros(2)}, "callbacks": Harmful()}
+        torch.save(state, path)
+    elif kind == "old torch":
+        torch.save({"state_dict": Harmful()}, path, _use_new_zipfile_serialization=False)
+    else:
+        path.write_bytes(pickle.dumps({"state_dict": Harmful()}))
+
+
+KINDS = ["checkpoint", "old torch", "pickle"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_files_do_harm_where_they_are_read_without_care(tmp_path, kind):
+    write(tmp_path / "a.ckpt", kind)
+    if kind == "pickle":
+        pickle.loads((tmp_path / "a.ckpt").read_bytes())
+    else:
+        torch.load(tmp_path / "a.ckpt", weights_only=False)
+    (tmp_path / RAN).rmdir()
+
+
+def refused_by_command_line(capsys, arguments) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    (line,) = (line for line in error.splitlines() if "error:" in line)
+    assert line.startswith("scent-lightning: error: ")
+    return line
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("plugin", [None, "TorchCheckpointIO"])
+def test_ckpt_path(tmp_path, capsys, subcommand, kind, plugin):
+    write(tmp_path / "a.ckpt", kind)
+    arguments = [subcommand, "--config", CONFIG, "--ckpt_path", "a.ckpt", "--trainer.logger", "false"]
+    arguments += ["--trainer.plugins", plugin] if plugin else []
+    line = refused_by_command_line(capsys, arguments)
+    assert (
+        "not only tensors and plain data" in line or "is of another kind" in line or "tensors and plain data: " in line
+    )
+
+
+def test_weights_only_cannot_be_switched_off(tmp_path, capsys):
+    write(tmp_path / "a.ckpt", "checkpoint")
+    arguments = ["fit", "--config", CONFIG, "--ckpt_path", "a.ckpt", "--weights_only", "false"]
+    assert "weights_only must not be false" in refused_by_command_line(capsys, arguments)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("task", [DRORegressionTask, ExtremeClassificationTask, PartialAUCTask, CLIPTask])
+def test_load_from_checkpoint(tmp_path, kind, task):
+    write(tmp_path / "a.ckpt", kind)
+    with pytest.raises(InputError, match=r"checkpoint .*a\.ckpt (holds a posix\.mkdir|is of another kind)"):
+        task.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_export_to_open_clip(tmp_path, kind):
+    write(tmp_path / "a.ckpt", kind)
+    script = str(ROOT / "examples" / "export_open_clip.py")
+    done = subprocess.run([sys.executable, script, "a.ckpt", "b.pt"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: checkpoint a.ckpt ")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "b.pt").exists()
+
+
+ARCHITECTURE = {
+    "embed_dim": 8,
+    "vision_cfg": {"layers": 1, "width": 16, "image_size": 8, "patch_size": 4, "head_width": 8},
+    "text_cfg": {"layers": 1, "width": 16, "context_length": 4, "vocab_size": 20, "heads": 2},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["a.pt", "a.bin", "a"])
+@pytest.mark.parametrize("architecture", [ARCHITECTURE, "ViT-S-32-alt"], ids=["configuration", "name"])
+def test_pretrained_of_clip(tmp_path, kind, name, architecture):
+    write(tmp_path / name, kind)
+    with pytest.raises(InputError, match=r"pretrained a.* (holds a posix\.mkdir|is of another kind)"):
+        CLIPTask(4, BSGD(), architecture=architecture, pretrained=name)
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.safetensors"])
+def test_pretrained_of_clip_in_another_form(tmp_path, name):
+    (tmp_path / name).write_bytes(pickle.dumps(Harmful()))
+    with pytest.raises(InputError, match=f"pretrained {name} does not fit the architecture"):
+        CLIPTask(4, BSGD(), architecture=ARCHITECTURE, pretrained=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_backbone_of_partial_auc(tmp_path, kind):
+    write(tmp_path / "a.pt", kind)
+    task = PartialAUCTask(4, BSGD(), num_features=3)
+    with pytest.raises(InputError, match=r"backbone_checkpoint a\.pt (holds a posix\.mkdir|is of another kind)"):
+        task.load_backbone("a.pt")
+
+
+@pytest.mark.parametrize("which", ["features", "labels"])
+@pytest.mark.parametrize("form", ["object array", "pickle.npy", "tensor file", "old torch", "pickle.pt"])
+def test_features(tmp_path, capsys, which, form):
+    folder = tmp_path / "train"
+    folder.mkdir()
+    np.save(folder / "features.npy", np.zeros((4, 2), dtype=np.float32))
+    np.save(folder / "labels.npy", np.zeros(4, dtype=np.int64))
+    (folder / f"{which}.npy").unlink()
+    if form == "object array":
+        np.save(folder / f"{which}.npy", np.array([Harmful()] * 4, dtype=object), allow_pickle=True)
+    elif form == "pickle.npy":
+        (folder / f"{which}.npy").write_bytes(pickle.dumps(Harmful()))
+    elif form == "tensor file":
+        torch.save([Harmful()], folder / f"{which}.pt")
+    elif form == "old torch":
+        torch.save(Harmful(), folder / f"{which}.pt", _use_new_zipfile_serialization=False)
+    else:
+        (folder / f"{which}.pt").write_bytes(pickle.dumps(Harmful()))
+    with pytest.raises(InputError, match=rf"cannot read .*{which}\.(npy|pt) as one plain array"):
+        FeatureDataModule(str(tmp_path), batch_size=2).setup("fit")
+    arguments = [
+        "fit",
+        "--config",
+        str(ROOT / "configs" / "xc_glyphs.yaml"),
+        "--data.path",
+        ".",
+        "--trainer.logger",
+        "false",
+    ]
+    assert f"{which}." in refused_by_command_line(capsys, arguments)
