@@ -107,6 +107,17 @@ class RowSparseSGD(Optimizer):
             state["last_step"][rows] = state["step"]
         parameter.index_add_(0, rows, values, alpha=-group["lr"])
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As every optimiser's, but the steps at which rows were touched stay integers, where torch would give them
+        the parameter's dtype.
+        """
+        super().load_state_dict(state_dict)
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for parameter, key in zip(group["params"], saved["params"], strict=True):
+                last_step = state_dict["state"].get(key, {}).get("last_step")
+                if last_step is not None:
+                    self.state[parameter]["last_step"] = last_step.to(parameter.device, torch.int64, copy=True)
+
     def _dense_step(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         if group["weight_decay"]:
             gradient = gradient.add(parameter, alpha=group["weight_decay"])

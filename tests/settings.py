@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from PIL import Image
 from sklearn.datasets import load_diabetes
 from torch import nn
 
@@ -43,7 +44,7 @@ def regression(folder, batch_size):
     return DRORegressionTask(data.num_features, SCENT(-2.0, schedule="cosine"), tau=2.0, lr=1e-2), data
 
 
-def classification(folder, batch_size, negatives="in_batch"):
+def classification(folder, batch_size, negatives="in_batch", dropout=0.0):
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 12, 101)
     features = generator.standard_normal((12, 6))[labels] + 0.5 * generator.standard_normal((101, 6))
@@ -51,6 +52,8 @@ def classification(folder, batch_size, negatives="in_batch"):
     data = FeatureDataModule(str(folder), batch_size=batch_size)
     data.setup("fit")
     backbone = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+    if dropout:
+        backbone.append(nn.Dropout(dropout))
     task = ExtremeClassificationTask(
         6,
         12,
@@ -79,6 +82,28 @@ def ranking(folder, batch_size):
     )
     data.setup("fit")
     return PartialAUCTask(data.num_anchors, SOX(0.5), data.num_features, tau=0.2, lr=0.05, momentum=0.9), data
+
+
+def images(folder, batch_size):
+    """Augmented in a loader process, and a network whose batch norm has statistics of its own."""
+    generator = np.random.default_rng(0)
+    for name, count in (("train/dark", 61), ("train/light", 40)):
+        if not (folder / name).exists():
+            (folder / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = generator.integers(0, 156, (12, 12, 3)) + 100 * (name == "train/light")
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{number:03}.png")
+    data = ImbalancedImageDataModule(
+        str(folder),
+        dataset="folder",
+        positive_classes=["light"],
+        removed_positives=0.0,
+        batch_size=batch_size,
+        num_workers=1,
+    )
+    data.setup("fit")
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.2), nn.Linear(400, 1))
+    return PartialAUCTask(data.num_anchors, SCENT(3.0), network=network, tau=0.2, lr=0.05, momentum=0.9), data
 
 
 def contrastive(folder, batch_size, drop_last=False):

@@ -162,3 +162,19 @@ def test_closure():
 def test_bad_arguments(arguments, message):
     with pytest.raises(InputError, match=message):
         RowSparseSGD([start()], **{"lr": 0.1, **arguments})
+
+
+def test_steps_stay_integers_through_a_checkpoint():
+    """torch casts an optimiser's state to the parameter's dtype; 257 is no bfloat16."""
+    parameter = torch.nn.Parameter(torch.zeros(4, 2, dtype=torch.bfloat16))
+    optimizer = RowSparseSGD([parameter], lr=0.1, momentum=0.9)
+    for _ in range(257):
+        rows = torch.tensor([[1]])
+        parameter.grad = torch.sparse_coo_tensor(rows, torch.ones(1, 2, dtype=torch.bfloat16), (4, 2))
+        optimizer.step()
+    state = optimizer.state_dict()
+    loaded = RowSparseSGD([parameter], lr=0.1, momentum=0.9)
+    loaded.load_state_dict(state)
+    assert loaded.state[parameter]["last_step"].dtype == torch.int64
+    assert loaded.state[parameter]["last_step"].tolist() == [0, 257, 0, 0]
+    assert loaded.state[parameter]["last_step"] is not state["state"][0]["last_step"]

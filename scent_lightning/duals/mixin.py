@@ -220,8 +220,14 @@ class DualVariableMixin(L.LightningModule):
             cast(DualVariable, variable).if_changed = self.if_changed_data
 
     def on_train_start(self) -> None:
-        """Continue with the random numbers of the run that is resumed."""
+        """Continue where the run that is resumed was: with its place in the epoch and its random numbers."""
         super().on_train_start()
+        loop: Any = self.trainer.fit_loop
+        if getattr(loop, "_combined_loader_states_to_load", None):
+            # Lightning passes over them where configure_optimizers had the loader built, which is what asking for the
+            # number of steps does.
+            loop._load_combined_loader_states()
+            iter(loop._data_fetcher)
         states, self._random_states = self._random_states, None
         if states is not None and self.global_rank < len(states["torch"]):
             restore_random_state({name: values[self.global_rank] for name, values in states.items()})

@@ -154,13 +154,20 @@ class ClassSampledLinear(nn.Module):
         drawn = f" ({self.num_negatives})" if self.negatives == "uniform" else ""
         return f"{self.weight.shape[1]}, {self.num_classes}, negatives={self.negatives}{drawn}"
 
-    def forward(self, features: Tensor, labels: Tensor, all_labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        all_labels: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Scores of a batch against sampled classes.
 
         Args:
             features: shape ``(B, D)``.
             labels: class of each row, shape ``(B,)``, int64, in [0, K).
             all_labels: where a batch is spread over processes, the labels of all of it, for "in_batch".
+            generator: of "uniform", on the CPU; None draws from torch's global random state.
 
         Returns:
             Scores :math:`h_i^T (w_k - w_{y_i})`, shape ``(B, m)``, and the mask of those that count, bool, ``(B, m)``:
@@ -181,7 +188,9 @@ class ClassSampledLinear(nn.Module):
                 place = torch.searchsorted(classes, labels)
             own, columns, asked = place.unsqueeze(1), None, torch.arange(len(classes), device=labels.device)
         else:
-            drawn = torch.randint(self.num_classes, (self.num_negatives,), device=labels.device)
+            device = labels.device if generator is None else torch.device("cpu")
+            drawn = torch.randint(self.num_classes, (self.num_negatives,), generator=generator, device=device)
+            drawn = drawn.to(labels.device)
             classes, place = torch.unique(torch.cat([labels, drawn]), return_inverse=True)
             own, columns = place[: len(labels)].unsqueeze(1), place[len(labels) :]
             asked = columns

@@ -174,7 +174,7 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
         """Update ν at the batch's rows and return the dual objective."""
         inputs, labels, index = batch
         all_labels = exchange.of_all_processes(labels) if exchange.distributed() else None
-        scores, mask = self.head(self(inputs), labels, all_labels)
+        scores, mask = self.head(self(inputs), labels, all_labels, self._draws())
         if scores.shape[1] < 2 and self.head.negatives == "in_batch":
             self._count_skipped(labels if all_labels is None else all_labels)
         loss = self.entropic_risk(_ANCHOR, scores, index, mask)
@@ -186,6 +186,16 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
             if step is not None:
                 self.log("train/cross_entropy", softplus(step.nu + math.log(self.head.num_classes - 1)).mean())
         return loss
+
+    def _draws(self) -> torch.Generator | None:
+        """Random numbers for "uniform" that depend on the seed and the step alone.
+
+        So they are the same in every process, whatever else each has drawn, and in a run that was interrupted.
+        """
+        if self.head.negatives != "uniform" or self._trainer is None:
+            return None
+        step = self.trainer.fit_loop.epoch_loop.total_batch_idx
+        return torch.Generator().manual_seed(hash((torch.initial_seed(), step)) % 2**63)
 
     def _count_skipped(self, labels: Tensor) -> None:
         self.skipped_batches += 1

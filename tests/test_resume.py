@@ -1,0 +1,29 @@
+"""A run that is killed anywhere and resumed from its last checkpoint ends like one never killed, to the last bit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kill_and_resume import SETTINGS
+
+KILLS = 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
+def test_killed_anywhere(name, tmp_path):
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kill_and_resume", name, str(tmp_path), str(KILLS)],
+        cwd=root,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-5000:]
+    assert done.stdout.count("the same end") == KILLS
+    assert "resumed" in done.stdout
