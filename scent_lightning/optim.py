@@ -108,9 +108,7 @@ class RowSparseSGD(Optimizer):
         parameter.index_add_(0, rows, values, alpha=-group["lr"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As every optimiser's, but the steps at which rows were touched stay integers, where torch would give them
-        the parameter's dtype.
-        """
+        """As every optimiser's, but when each row was touched stays an integer: torch would cast it to a float."""
         super().load_state_dict(state_dict)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for parameter, key in zip(group["params"], saved["params"], strict=True):

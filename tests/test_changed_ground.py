@@ -1,0 +1,174 @@
+"""A checkpoint goes on under another number of processes, in another precision, with other data, in a later format."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from scent_lightning.duals import SOX
+from scent_lightning.errors import InputError
+from tests.helpers import SoftmaxData, SoftmaxTask, ddp_trainer, quiet_trainer, under_trainers
+from tests.settings import SETTINGS, regression
+
+FORMATS = sorted((Path(__file__).parent / "checkpoints").glob("format_*.ckpt"))
+GLOBAL_BATCH, EPOCHS, STOP = 16, 4, 11  # of 7 steps an epoch
+
+
+def _fit(rank, folder, setting, world, run, resume):
+    """Train to the end, keeping the state of step STOP if it is not resumed from there."""
+    L.seed_everything(3, verbose=False)
+    task, data = setting(folder, GLOBAL_BATCH // world)
+    make = quiet_trainer if world == 1 else partial(ddp_trainer, world=world)
+    keep = ModelCheckpoint(run, filename="kept", every_n_train_steps=STOP, save_top_k=-1)
+    callbacks = [] if resume else [keep]
+    trainer = make(max_epochs=EPOCHS, limit_val_batches=0, callbacks=callbacks, enable_checkpointing=not resume)
+    trainer.fit(task, datamodule=data, ckpt_path=resume, weights_only=True)
+    return {key: value.double().numpy() for key, value in task.state_dict().items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["regression", "classification", "ranking"])
+def test_another_number_of_processes(name, tmp_path):
+    """In the middle of an epoch from one to two and from two to one; the end is that of the run that never changed."""
+    fit = partial(_fit, folder=tmp_path, setting=SETTINGS[name])
+    alone = fit(0, world=1, run=tmp_path / "one", resume=None)
+    first, second = under_trainers(partial(fit, world=2, run=tmp_path / "two", resume=None), 2)
+    to_two = under_trainers(partial(fit, world=2, run=None, resume=str(tmp_path / "one" / "kept.ckpt")), 2)
+    to_one = fit(0, world=1, run=None, resume=str(tmp_path / "two" / "kept.ckpt"))
+    for found in (first, second, *to_two, to_one):
+        found.pop("ddp_placeholder", None)
+        assert set(found) == set(alone)
+        for key, value in found.items():
+            np.testing.assert_allclose(value, alone[key], rtol=1e-5, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("before", ["32-true", "bf16-mixed", "bf16-true", "64-true"])
+@pytest.mark.parametrize("after", ["32-true", "bf16-mixed", "bf16-true", "64-true"])
+def test_another_precision(before, after, tmp_path):
+    data = SoftmaxData()
+    task = SoftmaxTask(data.num_anchors, SOX(0.5))
+    trainer = quiet_trainer(max_epochs=2, precision=before, limit_val_batches=0)
+    trainer.fit(task, data)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["state_dict"]
+    assert saved["duals.nu.nu"].dtype == torch.float32
+    resumed = SoftmaxTask(data.num_anchors, SOX(0.5))
+
+    class Before(L.Callback):
+        def on_train_start(self, trainer, pl_module):
+            assert torch.equal(pl_module.duals["nu"].nu, saved["duals.nu.nu"])
+
+    trainer = quiet_trainer(max_epochs=4, precision=after, limit_val_batches=0, callbacks=[Before()])
+    trainer.fit(resumed, data, ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    assert resumed.duals["nu"].nu.dtype == torch.float32
+    assert resumed.duals["nu"].nu.isfinite().all()
+    assert not torch.equal(resumed.duals["nu"].nu, saved["duals.nu.nu"])
+
+
+@pytest.mark.parametrize("path", FORMATS, ids=lambda path: path.stem)
+def test_every_format_goes_on(path):
+    saved = torch.load(path, weights_only=True)
+    data = SoftmaxData()
+    task = SoftmaxTask.load_from_checkpoint(path)
+    assert torch.equal(task.duals["nu"].nu, saved["state_dict"]["duals.nu.nu"])
+    assert repr(task.duals["nu"].update) == "SOX(gamma=0.5)"
+    resumed = SoftmaxTask(data.num_anchors, SOX(0.5))
+    trainer = quiet_trainer(max_epochs=3, limit_val_batches=0)
+    trainer.fit(resumed, data, ckpt_path=path, weights_only=True)
+    assert trainer.global_step == saved["global_step"] + 3
+    assert not torch.equal(resumed.duals["nu"].nu, saved["state_dict"]["duals.nu.nu"])
+
+
+def test_a_format_of_the_future(tmp_path):
+    saved = torch.load(FORMATS[-1], weights_only=True)
+    saved["scent_lightning"] = {"format": 1000}
+    torch.save(saved, tmp_path / "a.ckpt")
+    with pytest.raises(InputError, match="format 1000 of a newer scent_lightning; this one knows 0 to"):
+        SoftmaxTask.load_from_checkpoint(tmp_path / "a.ckpt")
+
+
+def test_unknown_way_with_changed_data():
+    task = SoftmaxTask(24)
+    task.if_changed_data = "ignore"
+    with pytest.raises(InputError, match="if_changed_data must be one of error, grow, reset, got 'ignore'"):
+        quiet_trainer(max_epochs=3).fit(task, SoftmaxData(), ckpt_path=FORMATS[0], weights_only=True)
+
+
+@pytest.mark.parametrize("way", ["grow", "reset"])
+def test_changed_data(way):
+    saved = torch.load(FORMATS[0], weights_only=True)["state_dict"]["duals.nu.nu"]
+    data = SoftmaxData(rows=30)
+    task = SoftmaxTask(data.num_anchors, SOX(0.5))
+    task.if_changed_data = way
+    before = {}
+
+    class Before(L.Callback):
+        def on_train_start(self, trainer, pl_module):
+            dual = pl_module.duals["nu"]
+            before.update(nu=dual.nu.clone(), visited=dual.visited.clone())
+
+    trainer = quiet_trainer(max_epochs=3, limit_val_batches=0, callbacks=[Before()])
+    trainer.fit(task, data, ckpt_path=FORMATS[0], weights_only=True)
+    kept = 24 if way == "grow" else 0
+    assert torch.equal(before["nu"][:kept], saved[:kept])
+    assert before["visited"].tolist() == [True] * kept + [False] * (30 - kept)
+    assert task.duals["nu"].visited.all()
+    task.reset_duals()
+    assert not task.duals["nu"].visited.any()
+    task.grow_duals(40)
+    assert task.duals["nu"].num_anchors == 40
+
+
+@pytest.mark.slow
+def test_changed_data_on_the_command_line(tmp_path):
+    config = Path(__file__).parent.parent / "configs" / "xc_synthetic.yaml"
+    common = [
+        sys.executable,
+        "-m",
+        "scent_lightning",
+        "fit",
+        "--config",
+        str(config),
+        "--trainer.limit_val_batches",
+        "0",
+    ]
+    common += ["--trainer.limit_train_batches", "3", "--data.num_workers", "0"]
+
+    def fit(*arguments):
+        return subprocess.run([*common, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+    assert fit("--trainer.max_epochs", "1", "--data.rows", "1000").returncode == 0
+    more = ["--trainer.max_epochs", "2", "--data.rows", "1200"]
+    more += ["--ckpt_path", "lightning_logs/version_0/checkpoints/last.ckpt"]
+    refused = fit(*more)
+    assert refused.returncode == 2
+    assert (
+        refused.stderr.strip()
+        .splitlines()[-1]
+        .startswith(
+            "scent-lightning: error: cannot train dual variable 'nu': the checkpoint holds 1000 anchors and this model has "
+            "1200; train on the data set of the checkpoint, or set if_changed_data (--if_changed_data)"
+        )
+    )
+    grown = fit(*more, "--if_changed_data", "grow")
+    assert grown.returncode == 0, grown.stderr
+    states = [
+        torch.load(tmp_path / f"lightning_logs/{version}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for version in ("version_0", "version_2")
+    ]
+    visited = [state["duals.nu.visited"] for state in states]
+    assert visited[1].shape == (1200,)
+    assert (visited[1][:1000] >= visited[0]).all()
+    assert visited[1].sum() > visited[0].sum()
+
+
+def test_grown_in_memory(tmp_path):
+    task, _ = regression(tmp_path, 16)
+    task.grow_duals(1)
+    assert task.duals["nu"].num_anchors == 1
