@@ -104,6 +104,7 @@ class ZeroShotClassification(L.Callback):
         """Find the images and the names of their classes."""
         if stage == "predict":
             return
+        _open_clip()
         model = getattr(pl_module, "model", None)
         if not hasattr(model, "encode_image") or not hasattr(model, "encode_text"):
             raise InputError(

@@ -423,3 +423,4 @@ def test_without_open_clip(table, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", None)
     with pytest.raises(InputError, match=r"ZeroShotClassification needs open_clip: pip install 'scent-lightning\[vis"):
         fit(data, task, path=str(folder))
+    assert not task.duals["image"].visited.any()
