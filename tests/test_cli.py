@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -297,6 +298,10 @@ def test_every_config_builds(config, tables, monkeypatch, data_dir):
         model = settings["model"]["init_args"]
         if "backbone_checkpoint" in model:
             torch.save(SmallImageResNet(**model["network"]["init_args"]).state_dict(), model["backbone_checkpoint"])
+    elif config.stem == "clip_emoji":
+        with tarfile.open(data_dir / "emoji" / "emoji.tar.gz") as archive:
+            archive.extractall(filter="data")
+        arguments += ["--data.path", "emoji.tsv"]
     elif kind == "ImageTextDataModule":
         # Pairs at hand in place of the data set, and one process without a GPU.
         arguments += ["--data.source", "shapes", "--data.rows", "64", "--data.val_rows", "16", "--data.batch_size", "8"]

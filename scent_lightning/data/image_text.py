@@ -31,7 +31,7 @@ from scent_lightning.data.pair_sources import (
     shard_list,
     some_of,
 )
-from scent_lightning.data.shapes import NUM_CAPTIONS, Shapes
+from scent_lightning.data.shapes import CLASSES, NUM_CAPTIONS, Shapes
 from scent_lightning.errors import InputError
 
 __all__ = ["ImageTextDataModule"]
@@ -40,6 +40,7 @@ Array = npt.NDArray[Any]
 Tokenizer = Callable[[list[str]], Tensor]
 Transform = Callable[[Tensor], Tensor]
 Source = Literal["table", "webdataset", "shapes"]
+_Classes = tuple[list[str], Array]  # what occurs, and which of it each row has, shape (n,)
 
 # open_clip.OPENAI_DATASET_MEAN and open_clip.OPENAI_DATASET_STD
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -131,6 +132,10 @@ class _ShapesSplit(_PairSplit):
 
     def captions(self) -> list[str]:
         return [Shapes.caption(number) for number in self.shapes.numbers(np.arange(self.rows))]
+
+    def classes(self, kind: str) -> _Classes:
+        """What each row's caption says of ``kind``, one of CLASSES."""
+        return list(CLASSES[kind]), Shapes.classes(self.shapes.numbers(np.arange(self.rows)), kind)
 
     def _batch(self, index: Array) -> tuple[Tensor, Tensor, Tensor]:
         numbers = self.shapes.numbers(index)
@@ -242,6 +247,9 @@ class ImageTextDataModule(_FeatureDataModule):
     Images become RGB (dropping transparency) and are transformed as by ``open_clip.image_transform``: for training a
     random part, resized, and else the short side resized and the centre taken; those of "shapes" stay as they are.
 
+    A pair may have a class, which the batches leave out: ``labels("val")`` has it by index, ``class_names`` what it is
+    called. ``class_column`` says where it is; see the callback ``ZeroShotClassification``.
+
     ``fit`` without validation rows trains without validation. ``test`` goes over the validation rows, and ``predict``
     over these, or else over the training rows.
 
@@ -252,6 +260,8 @@ class ImageTextDataModule(_FeatureDataModule):
         val_path: like ``path``, for validation.
         image_column: of the table.
         caption_column: of the table.
+        class_column: of the table, or for "shapes" one of size, shape, position and colour: the class of each row; a
+            row without text there has none. None for no classes.
         separator: between the table's columns; None takes a comma for a file that ends in .csv, and else a tab.
         split_column: of the table; says of which split each row is. None takes all rows of ``path`` for training.
         train_split: the training rows' value in ``split_column``.
@@ -298,6 +308,7 @@ class ImageTextDataModule(_FeatureDataModule):
         val_path: str | None = None,
         image_column: str = "filepath",
         caption_column: str = "title",
+        class_column: str | None = None,
         separator: str | None = None,
         split_column: str | None = None,
         train_split: str = "train",
@@ -327,6 +338,13 @@ class ImageTextDataModule(_FeatureDataModule):
                     raise InputError(f"{name} is not for source 'shapes', got {value!r}")
         elif not path:
             raise InputError(f"path must be given for source {source!r}, got {path!r}")
+        if class_column is not None:
+            if source == "webdataset":
+                raise InputError(f"class_column is not for source 'webdataset', got {class_column!r}")
+            if source == "shapes" and class_column not in CLASSES:
+                raise InputError(
+                    f"class_column of source 'shapes' must be one of {', '.join(CLASSES)}, got {class_column!r}"
+                )
         if split_column is not None:
             if source != "table":
                 raise InputError(f"split_column is only for source 'table', got {split_column!r} with {source!r}")
@@ -358,6 +376,7 @@ class ImageTextDataModule(_FeatureDataModule):
         self.val_path = val_path
         self.image_column = image_column
         self.caption_column = caption_column
+        self.class_column = class_column
         self.separator = separator
         self.split_column = split_column
         self.train_split = train_split
@@ -377,6 +396,7 @@ class ImageTextDataModule(_FeatureDataModule):
         self._tokenizer: Tokenizer | None = None
         self._frames: tuple[Path, pd.DataFrame] | None = None
         self._splits: dict[str, _PairSplit] = {}
+        self._classes_of_table: dict[str, _Classes] = {}
 
     @property
     def skipped(self) -> dict[str, int]:
@@ -389,9 +409,42 @@ class ImageTextDataModule(_FeatureDataModule):
         Args:
             split: "train" or "val".
         """
-        if split not in ("train", "val"):
-            raise InputError(f"split must be 'train' or 'val', got {split!r}")
-        return self._split(split).captions() if split == "train" or self._has_validation else []
+        return self._split(split).captions() if self._has(split) else []
+
+    @property
+    def class_names(self) -> list[str]:
+        """All classes of the training and validation rows, sorted; ``[]`` without ``class_column``."""
+        found = {name for split in ("train", "val") for name in self._classes(split)[0]}
+        return sorted(found - {""})
+
+    def labels(self, split: Literal["train", "val"]) -> Tensor:
+        """Class of each row of a split in the order of the index, shape ``(n,)``, int64; shape ``(0,)`` without it.
+
+        Args:
+            split: "train" or "val".
+
+        Returns:
+            Position in ``class_names``, the same for both splits; −1 where there is none.
+        """
+        if not self._has(split):
+            return torch.empty(0, dtype=torch.int64)
+        if self.class_column is None:
+            return torch.full((len(self._split(split)),), -1)
+        position = {name: number for number, name in enumerate(self.class_names)}
+        names, which = self._classes(split)
+        return torch.tensor([position.get(name, -1) for name in names])[torch.from_numpy(which)]
+
+    def tokenize(self, texts: list[str]) -> Tensor:
+        """Token numbers of n texts as the captions have them, shape ``(n, L)``, int64."""
+        return self._loaded_tokenizer()(texts).to(torch.int64)
+
+    @property
+    def evaluation_transform(self) -> Transform:
+        """What validation does with an image from a file: uint8 (3, H, W) to float32 (3, S, S), normalised."""
+        from torchvision.transforms import v2
+
+        transform: Transform = v2.Compose([self._transform(augment=False), self._normalise()])
+        return transform
 
     def setup(self, stage: str) -> None:
         """Find and check what the stage needs: tables, headers of shards, captions; images are read when fetched."""
@@ -441,13 +494,28 @@ class ImageTextDataModule(_FeatureDataModule):
             return self.val_rows > 0
         return self.val_path is not None or (self.split_column is not None and self.val_split is not None)
 
+    def _has(self, split: str) -> bool:
+        if split not in ("train", "val"):
+            raise InputError(f"split must be 'train' or 'val', got {split!r}")
+        return split == "train" or self._has_validation
+
+    def _classes(self, name: str) -> _Classes:
+        """Classes of the rows of "train" or "val", "" where there is none; nothing of what there is not."""
+        if self.class_column is None or not self._has(name):
+            return [], np.empty(0, dtype=np.int64)
+        split = self._split(name)
+        return split.classes(self.class_column) if isinstance(split, _ShapesSplit) else self._classes_of_table[name]
+
+    def _normalise(self) -> _Normalise:
+        return _Normalise(self.mean or MEAN, self.std or STD)
+
     def _train_split(self) -> _Split:
         return self._split("train")
 
     def _split(self, name: str) -> _PairSplit:
         """The split "train", "val", or "predict": the training rows, not augmented."""
         if name not in self._splits:
-            normalise = _Normalise(self.mean or MEAN, self.std or STD)
+            normalise = self._normalise()
             if self.source == "shapes":
                 self._splits[name] = self._shapes(name, normalise)
             else:
@@ -541,8 +609,9 @@ class ImageTextDataModule(_FeatureDataModule):
         """The columns needed, as text, "" where there is none."""
         separator = self.separator or ("," if path.suffix.lower() == ".csv" else "\t")
         columns = {"image_column": self.image_column, "caption_column": self.caption_column}
-        if self.split_column is not None:
-            columns["split_column"] = self.split_column
+        for argument in ("class_column", "split_column"):
+            if (column := getattr(self, argument)) is not None:
+                columns[argument] = column
         try:
             there = pd.read_csv(path, sep=separator, nrows=0).columns.tolist()
             for argument, column in columns.items():
@@ -578,14 +647,17 @@ class ImageTextDataModule(_FeatureDataModule):
                     f"split_column {self.split_column!r} of {path} has no {value!r}; it has: "
                     f"{some_of(splits.unique().tolist())}"
                 )
-        names = frame[self.image_column]
-        for row, image in names[names.str.contains("..", regex=False)].items():
+        if self.class_column is not None:
+            which, names = pd.factorize(frame[self.class_column].str.strip())
+            self._classes_of_table[split] = names.tolist(), which
+        images = frame[self.image_column]
+        for row, image in images[images.str.contains("..", regex=False)].items():
             if leads_outside(image):
                 raise InputError(
                     f"image path {image!r} in row {row} (counted from 0) of {path} leads outside the table's folder; "
                     f"only an absolute path may"
                 )
-        table = TablePairs(split, path, names, frame[self.caption_column].str.strip(), frame.index.to_numpy())
+        table = TablePairs(split, path, images, frame[self.caption_column].str.strip(), frame.index.to_numpy())
         looked_for = np.unique(np.linspace(0, len(table) - 1, LOOKED_FOR).astype(np.int64)).tolist()
         if not any(os.path.isfile(table.image_path(row)) for row in looked_for):
             raise InputError(

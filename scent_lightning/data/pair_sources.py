@@ -74,7 +74,7 @@ class BadPairError(Exception):
     """A pair that has to be skipped; the message says which file, and why."""
 
 
-def _decode(file: str | io.BytesIO, name: str) -> Tensor:
+def decode(file: str | io.BytesIO, name: str) -> Tensor:
     """The image in ``file`` as RGB: uint8, shape (3, H, W); raises BadPairError if there is none."""
     from PIL import Image
 
@@ -173,7 +173,7 @@ class TablePairs(FilePairs):
             raise BadPairError(f"row {self.rows[row]} (counted from 0) of {self.path} has no caption")
         if not self.names[row]:
             raise BadPairError(f"row {self.rows[row]} (counted from 0) of {self.path} has no image path")
-        return caption, _decode(self.image_path(row), self.image_path(row)) if image else None
+        return caption, decode(self.image_path(row), self.image_path(row)) if image else None
 
 
 class Shard:
@@ -274,7 +274,7 @@ class ShardPairs(FilePairs):
         content = shard.member(sample, 0)
         if content is None:
             raise BadPairError(f"{name} has no image")
-        return caption, _decode(io.BytesIO(content), name)
+        return caption, decode(io.BytesIO(content), name)
 
 
 def shard_list(argument: str, path: str) -> tuple[list[str], list[int] | None]:

@@ -28,6 +28,7 @@ COLOURS = {
 }
 # Size, shape, position, colour, and which of the other colours the background has.
 RADICES = (len(SIZES), len(SHAPES), len(POSITIONS), len(COLOURS), len(COLOURS) - 1)
+CLASSES = {"size": SIZES, "shape": SHAPES, "position": POSITIONS, "colour": tuple(COLOURS)}  # as in RADICES
 NUM_CAPTIONS = int(np.prod(RADICES))
 
 RADII = (0.13, 0.22)  # of the two sizes, as a fraction of the image
@@ -124,6 +125,11 @@ class Shapes:
             f"a {SIZES[size]} {names[colour]} {SHAPES[shape]} at the {POSITIONS[position]} on a "
             f"{names[(colour + 1 + other) % len(names)]} background"
         )
+
+    @staticmethod
+    def classes(numbers: Array, kind: str) -> Array:
+        """Position in ``CLASSES[kind]`` of what the captions of these numbers say, shape (B,), int64."""
+        return np.unravel_index(numbers, RADICES)[list(CLASSES).index(kind)]
 
     def draw(self, rows: Array, numbers: Array) -> Array:
         """Images of the rows, with antialiased edges.

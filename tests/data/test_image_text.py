@@ -21,7 +21,7 @@ from scent_lightning.data import ImageTextDataModule
 from scent_lightning.data import image_text as module_under_test
 from scent_lightning.data.image_text import MEAN, STD
 from scent_lightning.data.pair_sources import Shard
-from scent_lightning.data.shapes import COLOURS, NUM_CAPTIONS, Shapes
+from scent_lightning.data.shapes import CLASSES, COLOURS, NUM_CAPTIONS, Shapes
 from scent_lightning.errors import InputError
 from tests.helpers import Steps, ddp_trainer, quiet_trainer, under_two_trainers
 
@@ -149,6 +149,50 @@ def test_split_column(tmp_path):
     data = module(table, split_column="part", train_split="val", val_split=None)
     assert (data.num_anchors, data.val_dataloader(), data.captions("val")) == (5, [], [])
     check_pairs(rows_of(data.predict_dataloader()), val, range(5))
+
+
+# Classes
+
+
+def test_classes_of_a_table(tmp_path):
+    """By index, numbered over both splits, −1 where there is none; the batches are what they were."""
+    splits = ["train", "val", "test", "train", "val"] * 4
+    kinds = ["pear", "fig", "none of these", "apple", " kiwi ", "pear", "", "nor this", "apple", "fig"] * 2
+    data = module(write_table(tmp_path, columns={"part": splits, "kind": kinds}), split_column="part")
+    assert (data.class_names, data.labels("val").tolist()) == ([], [-1] * 8)
+    with_classes = module(tmp_path / "pairs.tsv", split_column="part", class_column="kind")
+    with_classes.setup("validate")
+    assert with_classes.class_names == ["apple", "fig", "kiwi", "pear"]
+    assert with_classes.labels("val").tolist() == [1, 2, -1, 1] * 2
+    assert with_classes.labels("train").tolist() == [3, 0, 3, 0] * 2
+    assert with_classes.labels("val").dtype == torch.int64
+    for one, other in zip(rows_of(with_classes.val_dataloader()), rows_of(data.val_dataloader()), strict=True):
+        assert torch.equal(one, other)
+    alone = module(tmp_path / "pairs.tsv", class_column="kind")
+    assert (len(alone.class_names), len(alone.labels("train")), alone.labels("val").tolist()) == (6, 20, [])
+    both = module(tmp_path / "pairs.tsv", class_column="kind", val_path=str(tmp_path / "pairs.tsv"))
+    assert torch.equal(both.labels("val"), alone.labels("train"))
+
+
+@pytest.mark.parametrize("kind", ["size", "colour", "shape", "position"])
+def test_classes_of_shapes_are_in_their_captions(kind):
+    data = module(source="shapes", class_column=kind, rows=40, val_rows=60)
+    patterns = {"size": r"a (\w+)", "colour": r"a \w+ (\w+)", "shape": r"a \w+ \w+ (\w+)", "position": ".* the (.*) on"}
+    assert data.class_names == sorted(CLASSES[kind])
+    for split in ("train", "val"):
+        said = [re.match(patterns[kind], caption)[1] for caption in data.captions(split)]
+        assert [data.class_names[label] for label in data.labels(split)] == said
+
+
+def test_tokens_and_transform_are_those_of_validation(tmp_path):
+    table = write_table(tmp_path, rows=4)
+    (tmp_path / "images" / "1.png").write_bytes(png(1, (20, 13)))
+    data = module(table, image_size=16, mean=[0.1, 0.2, 0.3], augment=True)
+    images, texts, _ = rows_of(data.predict_dataloader())
+    assert torch.equal(data.tokenize(data.captions("train")), texts)
+    transform = pickle.loads(pickle.dumps(data.evaluation_transform))
+    image = torch.from_numpy(pixels(1, (20, 13))).permute(2, 0, 1)
+    torch.testing.assert_close(transform(image), images[1])
 
 
 @pytest.mark.parametrize(
@@ -716,6 +760,8 @@ CASES = [
     (table(), S, "path is not for source 'shapes', got"),
     (nothing, {**S, "val_path": "a"}, "val_path is not for source 'shapes', got 'a'"),
     (shards, {**W, "split_column": "a"}, "split_column is only for source 'table', got 'a' with 'webdataset'"),
+    (shards, {**W, "class_column": "a"}, "class_column is not for source 'webdataset', got 'a'"),
+    (nothing, {**S, "class_column": "a"}, "'shapes' must be one of size, shape, position, colour, got 'a'"),
     (table(), {"split_column": "a", "val_path": "b"}, "split_column and val_path must not both be given, got 'a', 'b'"),
     (table(), {"split_column": "a", "val_split": "train"}, "train_split and val_split must differ, got 'train' for"),
     (table(), {"separator": "||"}, r"separator must be one character, got '\|\|'"),
@@ -741,6 +787,7 @@ CASES = [
     (table(), {"val_path": "no.tsv"}, r"val_path no\.tsv is not a file; it must be a table"),
     (table(), {"image_column": "url"}, r"image_column 'url' is not in .*pairs\.tsv; it has: filepath, title"),
     (table(), {"caption_column": "text"}, "caption_column 'text' is not in .*; it has: filepath, title"),
+    (table(), {"class_column": "kind"}, "class_column 'kind' is not in .*; it has: filepath, title"),
     (table(), {"split_column": "split"}, "split_column 'split' is not in .*; it has: filepath, title"),
     (table(), {"separator": ","}, "image_column 'filepath' is not in"),
     (table(columns={"part": ["a"] * 20}), {"split_column": "part"}, "split_column 'part' of .* has no 'train'; it has"),
@@ -792,9 +839,11 @@ def test_missing_validation(tmp_path, stage):
         module(write_shards(tmp_path), source="webdataset").setup(stage)
 
 
-def test_captions_of_an_unknown_split():
+def test_an_unknown_split():
     with pytest.raises(InputError, match="split must be 'train' or 'val', got 'test'"):
         module(source="shapes").captions("test")
+    with pytest.raises(InputError, match="split must be 'train' or 'val', got 'test'"):
+        module(source="shapes").labels("test")
 
 
 # Real data
@@ -803,10 +852,11 @@ def test_captions_of_an_unknown_split():
 def test_emoji(data_dir, tmp_path):
     with tarfile.open(data_dir / "emoji" / "emoji.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
-    data = module(tmp_path / "emoji.tsv", split_column="split", image_size=16)
+    data = module(tmp_path / "emoji.tsv", split_column="split", class_column="category", image_size=16)
     data.setup("fit")
     assert data.num_anchors == 3466
     images, texts, index = rows_of(data.val_dataloader())
     assert (images.shape, texts.shape) == ((356, 3, 16, 16), (356, 12))
     assert index.tolist() == list(range(356))
+    assert data.labels("val").bincount().tolist() == [14, 34, 4, 46, 20, 60, 64, 28, 50, 36]
     assert data.skipped == {"train": 0, "val": 0}

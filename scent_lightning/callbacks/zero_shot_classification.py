@@ -1,0 +1,331 @@
+"""Classify images by the names of their classes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from scent_lightning.data.pair_sources import BadPairError, decode, elsewhere, first_line
+from scent_lightning.errors import InputError
+from scent_lightning.metrics import ZeroShotAccuracy
+
+__all__ = ["ZeroShotClassification"]
+
+_SPLITS = ("train", "val", "valid", "validation", "test")
+
+
+class ZeroShotClassification(L.Callback):
+    """Zero-shot accuracy of a CLIP model at the end of every validation and test run.
+
+    ``open_clip.build_zero_shot_classifier`` makes the classifier: the mean of a class's prompts, which are its name in
+    every template. An image belongs to the class whose mean is the nearest. The images are
+
+    * the validation rows of the data module, if ``path`` is None: ``labels("val")`` has their classes
+      (``ImageTextDataModule`` with ``class_column``), and their embeddings are those that the step returned, a
+      dictionary with "image", shape ``(B, D)``, normalised, and "index", shape ``(B,)``. Rows without a class (−1) are
+      left out, and a row that several processes had counts once.
+    * or those in ``path``, one folder per class (an ImageFolder), transformed as the data module's
+      ``evaluation_transform`` does. Each process encodes its share of them, in the Trainer's precision.
+
+    Logged are open_clip's ``val/{name}-zeroshot-val-top1`` and, for more than five classes, ``…-top5``: the fraction of
+    all images; and ``…-mean_per_class_recall`` as in CLIP benchmark: the mean over the classes that have images. Where
+    ``test`` runs, they begin with ``test/``. The sanity check logs nothing.
+
+    The module needs an open_clip model as its ``model``, and the data module has to have ``tokenize``; both hold for
+    ``CLIPTask`` with ``ImageTextDataModule``.
+
+    Args:
+        path: folder of images; one that is not there is looked for in the folder that the environment variable
+            SCENT_LIGHTNING_DATA names. None takes the validation rows.
+        class_names: what to call the classes, in their order: a list, a file with one name a line, or "imagenet" for
+            open_clip's names of its 1,000 classes. None takes the names of the folders (with spaces for underscores) or
+            the data module's ``class_names``.
+        templates: texts with ``{}`` for the name, one or a list; "openai" or "simple" for open_clip's 80 or 7 templates
+            of ImageNet.
+        name: of what is logged; None takes "imagenet" with its names, else the folder's (that of its parent for a
+            folder called val, test and the like), or the ``class_column``.
+        every_n_epochs: during a fit, classify in every n-th epoch only.
+        batch_size: images at a time, in each process.
+        num_workers: processes that load the folder's images; 0 loads in the training process.
+
+    Raises:
+        InputError: an argument is not as above. Before a run: a folder, class or column that is missing, another number
+            of names than of classes, or a module or data module that lacks something. At its first batch: a step that
+            returns something else. At the end of the first epoch: an image of the folder that cannot be read.
+
+    Example:
+        >>> import lightning as L
+        >>> callback = ZeroShotClassification("cifar10/test", templates=["a photo of a {}.", "a drawing of a {}."])
+        >>> trainer = L.Trainer(callbacks=[callback], logger=False, accelerator="cpu")
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        class_names: list[str] | str | None = None,
+        templates: list[str] | str = "a photo of a {}.",
+        name: str | None = None,
+        every_n_epochs: int = 1,
+        batch_size: int = 256,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        for argument, value, least in (
+            ("every_n_epochs", every_n_epochs, 1),
+            ("batch_size", batch_size, 1),
+            ("num_workers", num_workers, 0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(f"{argument} must be a whole number of at least {least}, got {value!r}")
+        self.path = path
+        self.class_names = class_names
+        self.templates = templates if templates in ("openai", "simple") else _checked_templates(templates)
+        self.name = name
+        self.every_n_epochs = every_n_epochs
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self._names: list[str] = []
+        self._prefix = ""
+        self._labels: Tensor | None = None
+        self._folder: Any = None
+        self._rows: list[tuple[Tensor, Tensor]] | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Find the images and the names of their classes."""
+        if stage == "predict":
+            return
+        _open_clip()
+        model = getattr(pl_module, "model", None)
+        if not hasattr(model, "encode_image") or not hasattr(model, "encode_text"):
+            raise InputError(
+                "ZeroShotClassification needs a module whose 'model' is open_clip's, with encode_image and "
+                f"encode_text, got {type(pl_module).__name__}"
+            )
+        data: Any = getattr(trainer, "datamodule", None)
+        needed = ("tokenize",) if self.path is None else ("tokenize", "evaluation_transform")
+        lacking = [method for method in needed if not hasattr(data, method)]
+        if lacking:
+            raise InputError(
+                f"ZeroShotClassification needs a data module with {' and '.join(lacking)}, such as "
+                f"ImageTextDataModule, got {type(data).__name__}"
+            )
+        if self.path is None:
+            classes = list(getattr(data, "class_names", []))
+            if not classes:
+                raise InputError(
+                    "ZeroShotClassification needs images with classes: give it path, or the data module class_column"
+                )
+            labels: Tensor = data.labels("val")
+            if not bool((labels >= 0).any()):
+                raise InputError(f"ZeroShotClassification finds no class in any of {len(labels)} validation rows")
+            self._labels = labels
+        else:
+            self._folder = _image_folder(self.path, data.evaluation_transform)
+            classes = [folder.replace("_", " ") for folder in self._folder.classes]
+        self._names = classes if self.class_names is None else _read_names(self.class_names)
+        if len(self._names) != len(classes):
+            raise InputError(
+                f"class_names must be as many as there are classes, {len(classes)} ({_ends(classes)}), got "
+                f"{len(self._names)} ({_ends(self._names)})"
+            )
+        if len(classes) < 2:
+            raise InputError(f"ZeroShotClassification needs at least two classes, got {classes[0]!r} alone")
+        self._prefix = f"{self.name or self._default_name(data)}-zeroshot-val"
+
+    def _default_name(self, data: Any) -> str:
+        if self.class_names == "imagenet":
+            return "imagenet"
+        if self.path is None:
+            return getattr(data, "class_column", None) or "classes"
+        folder = Path(self.path).resolve()
+        return folder.parent.name if folder.name.lower() in _SPLITS else folder.name
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuse a run in which the images would never be looked at."""
+        loaders: Any = trainer.val_dataloaders
+        if isinstance(loaders, list) and not loaders:
+            raise InputError(
+                "ZeroShotClassification classifies at the end of a validation, and the data module has no validation "
+                "rows"
+            )
+
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start with no rows."""
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        skipped = fitting and (trainer.current_epoch + 1) % self.every_n_epochs != 0
+        self._rows = None if trainer.sanity_checking or skipped else []
+
+    def on_test_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start with no rows."""
+        self._rows = []
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep the embeddings of the batch's images."""
+        self._keep("validation_step", outputs, dataloader_idx)
+
+    def on_test_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep the embeddings of the batch's images."""
+        self._keep("test_step", outputs, dataloader_idx)
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Classify and log."""
+        self._classify(trainer, pl_module, "val")
+
+    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Classify and log."""
+        self._classify(trainer, pl_module, "test")
+
+    def _keep(self, step: str, outputs: Any, dataloader_idx: int) -> None:
+        if self._rows is None or self._labels is None or dataloader_idx > 0:
+            return
+        if not isinstance(outputs, dict) or not {"image", "index"} <= set(outputs):
+            raise InputError(
+                f"ZeroShotClassification needs {step} to return a dict with the tensors 'image' and 'index', got "
+                f"{type(outputs).__name__}"
+            )
+        self._rows.append((outputs["image"].detach().float(), outputs["index"]))
+
+    @torch.no_grad()
+    def _classify(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if self._rows is None:
+            return
+        rows, self._rows = self._rows, None
+        classifier = self._classifier(trainer, pl_module)
+        if self._labels is None:
+            parts = list(self._encoded(trainer, pl_module))
+        else:
+            parts = _unrepeated(rows, self._labels.to(pl_module.device), trainer)
+        # Without an image a process still takes part, with no rows.
+        nothing = classifier.new_empty(0, len(classifier)), torch.empty(0, dtype=torch.int64, device=classifier.device)
+        images, labels = (torch.cat(column) for column in zip(nothing, *parts, strict=True))
+        metric = ZeroShotAccuracy(classifier.shape[1]).to(classifier.device)
+        for start in range(0, max(1, len(images)), self.batch_size):
+            some = slice(start, start + self.batch_size)
+            metric.update(images[some] @ classifier, labels[some])
+        for result, value in metric.compute().items():
+            pl_module.log(f"{stage}/{self._prefix}-{result}", value, sync_dist=True)
+
+    def _classifier(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Tensor:
+        """Normalised embeddings of the K classes, float32, shape ``(D, K)``."""
+        open_clip = _open_clip()
+        templates: Sequence[str | Callable[[str], str]] = self.templates
+        if isinstance(self.templates, str):
+            templates = getattr(open_clip, f"{self.templates.upper()}_IMAGENET_TEMPLATES")
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        with trainer.precision_plugin.forward_context():
+            classifier: Tensor = open_clip.build_zero_shot_classifier(
+                pl_module.model, data.tokenize, self._names, templates, device=pl_module.device, use_tqdm=False
+            )
+        return classifier.float()
+
+    def _encoded(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
+        """Embeddings and classes of this process's share of the folder, in batches."""
+        share = Subset(self._folder, range(trainer.global_rank, len(self._folder), trainer.world_size))
+        # A loader draws a seed: from a generator of its own, or training would go on from another random state.
+        loader = DataLoader(share, self.batch_size, num_workers=self.num_workers, generator=torch.Generator())
+        model: Any = pl_module.model
+        for images, labels in loader:
+            images = trainer.precision_plugin.convert_input(images.to(pl_module.device))
+            with trainer.precision_plugin.forward_context():
+                features = model.encode_image(images, normalize=True)
+            yield features.float(), labels.to(pl_module.device)
+
+
+def _unrepeated(rows: list[tuple[Tensor, Tensor]], labels: Tensor, trainer: L.Trainer) -> list[tuple[Tensor, Tensor]]:
+    """Embeddings and classes of the rows that have one: each in one process only, and once there."""
+    index = torch.cat([labels.new_empty(0), *(part[1].long() for part in rows)])
+    everyone = gather_all_tensors(index) if trainer.world_size > 1 else [index]
+    _, first = np.unique(torch.cat(everyone).cpu().numpy(), return_index=True)
+    start = sum(len(part) for part in everyone[: trainer.global_rank])
+    mine = torch.from_numpy(first[(first >= start) & (first < start + len(index))] - start).to(labels.device)
+    mine = mine[labels[index[mine]] >= 0]
+    return [(torch.cat([part[0] for part in rows])[mine], labels[index[mine]])] if len(mine) else []
+
+
+def _checked_templates(templates: Any) -> list[str]:
+    listed = [templates] if isinstance(templates, str) else templates
+    if not isinstance(listed, (list, tuple)) or not listed:
+        raise InputError(f"templates must be 'openai', 'simple', or texts with {{}}, at least one, got {templates!r}")
+    for template in listed:
+        try:
+            complete = template.format("A") != template.format("B")
+        except (AttributeError, IndexError, KeyError, ValueError):
+            complete = False
+        if not complete:
+            raise InputError(
+                f"templates must be 'openai', 'simple', or texts with {{}} for the class's name, got {template!r}"
+            )
+    return list(listed)
+
+
+def _read_names(class_names: list[str] | str) -> list[str]:
+    if not isinstance(class_names, str):
+        return list(class_names)
+    if class_names == "imagenet":
+        return list(_open_clip().IMAGENET_CLASSNAMES)
+    file = next((place for place in (class_names, elsewhere(class_names)) if os.path.isfile(place)), None)
+    if file is None:
+        raise InputError(f"class_names must be a list, 'imagenet' or a file with one name a line, got {class_names!r}")
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"class_names {class_names} cannot be read: {first_line(error)}") from error
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _image_folder(path: str, transform: Callable[[Tensor], Tensor]) -> Any:
+    """The data set of the folder's images, each with the position of its class."""
+    from torchvision.datasets import ImageFolder
+
+    folder = next((place for place in (path, elsewhere(path)) if os.path.isdir(place)), None)
+    if folder is None:
+        raise InputError(f"path {path} is not a folder; it must have one folder of images per class")
+    try:
+        return ImageFolder(folder, transform=transform, loader=_read_image)
+    except FileNotFoundError as error:
+        raise InputError(f"path {path} must have one folder of images per class: {first_line(error)}") from error
+
+
+def _read_image(path: str) -> Tensor:
+    try:
+        return decode(path, path)
+    except BadPairError as error:
+        raise InputError(str(error)) from error
+
+
+def _ends(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]}, …, {names[-1]}"
+
+
+def _open_clip() -> Any:
+    try:
+        import open_clip
+    except ImportError as error:
+        raise InputError("ZeroShotClassification needs open_clip: pip install 'scent-lightning[vision]'") from error
+    return open_clip
