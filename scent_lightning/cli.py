@@ -6,11 +6,16 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import re
 import sys
+import threading
+import time
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -125,10 +130,11 @@ def _list(value: Any) -> list[Any]:
 
 
 class LastCheckpoint(ModelCheckpoint):
-    """Keep ``last.ckpt``, written when training starts and at the end of every epoch, and always of finite weights.
+    """Keep ``last.ckpt``: of the start of training, then of the ends of epochs, and of the end; of finite weights only.
 
-    A folder that cannot be written is so known before the first epoch, and whatever ends a run, there is a state to go
-    on from: of the last whole epoch, or of the start.
+    Whatever ends a run, there is a state to go on from, and a folder that cannot be written is known before the first
+    epoch. An epoch that ends sooner than ``at_most_every_s`` after the last writing is passed over: where an epoch is a
+    few steps, writing would take longer than training.
 
     Raises:
         DivergenceError: weights or ν are not finite at the end of an epoch; the file keeps the state before.
@@ -141,20 +147,31 @@ class LastCheckpoint(ModelCheckpoint):
     on_before_zero_grad = on_before_backward = None  # type: ignore[assignment]
     on_after_backward = on_before_optimizer_step = None  # type: ignore[assignment]
 
-    def __init__(self) -> None:
-        super().__init__(save_top_k=0, save_last=True, save_on_train_epoch_end=True)
+    def __init__(self, at_most_every_s: float = 5.0) -> None:
+        super().__init__(save_top_k=0, save_last=True)
+        self.at_most_every_s = at_most_every_s
+        self._written_at = -math.inf
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the first ``last.ckpt``."""
+        """Write the first one."""
         super().on_train_start(trainer, pl_module)
-        self._check_finite(trainer, pl_module, "before the first step")
-        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+        self._check_finite(pl_module, "before the first step")
+        self._last_global_step_saved = -1  # of this run nothing is written
+        self._write(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write it anew."""
-        self._check_finite(trainer, pl_module, f"at the end of epoch {trainer.current_epoch}")
-        super().on_train_epoch_end(trainer, pl_module)
+        """Write one in its place, if it is time."""
+        self._check_finite(pl_module, f"at the end of epoch {trainer.current_epoch}")
+        due = time.monotonic() - self._written_at >= self.at_most_every_s
+        if trainer.strategy.broadcast(due):  # by the first process's clock: all write, or none
+            self._write(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Nothing: the epoch's end is what counts."""
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the last one."""
+        self._write(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Say what there is to go on from."""
@@ -162,15 +179,19 @@ class LastCheckpoint(ModelCheckpoint):
         if self.last_model_path and Path(self.last_model_path).is_file():
             rank_zero_info(f"Last checkpoint: {self.last_model_path}")
 
-    def _check_finite(self, trainer: L.Trainer, pl_module: L.LightningModule, when: str) -> None:
+    def _write(self, trainer: L.Trainer) -> None:
+        # Not ModelCheckpoint's own hooks: where it keeps no other files, these write the last one once a run is over.
+        if not self._should_skip_saving_checkpoint(trainer):
+            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+            self._written_at = time.monotonic()
+
+    def _check_finite(self, pl_module: L.LightningModule, when: str) -> None:
         tables = [(f"duals.{name}.nu", dual.nu) for name, dual in dict(getattr(pl_module, "duals", {})).items()]
         for name, values in [*pl_module.named_parameters(), *tables]:
+            if not values.numel() or not values.is_floating_point():
+                continue
             # The extremes show NaN and infinity, and take no memory: a table may be large.
-            if (
-                values.numel()
-                and values.is_floating_point()
-                and not all(map(math.isfinite, torch.stack(values.detach().aminmax()).tolist()))
-            ):
+            if not all(map(math.isfinite, torch.stack(values.detach().aminmax()).tolist())):
                 raise DivergenceError(
                     f"{name} is not finite {when}, and no checkpoint is written of it. Lower the learning rate, or "
                     "start from other weights."
@@ -281,15 +302,15 @@ def failure(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, DivergenceError):
         return 1, str(error)
     text = str(error)
-    if isinstance(error, OSError):
-        return 2, _own_words(error)
-    if isinstance(error, pickle.UnpicklingError):
-        return 2, "a file holds other objects than tensors and plain data: it is not read, because that could run code"
-    if isinstance(error, RuntimeError) and re.match(r"DataLoader worker \(pid", text):
+    if (isinstance(error, RuntimeError) and re.match(r"DataLoader worker \(pid", text)) or _from_queue(error):
         return 2, (
             f"a process that loads data has died, of too little memory perhaps ({text.splitlines()[0].rstrip('. ')}); "
             "lower data.num_workers or the batch size"
         )
+    if isinstance(error, OSError):
+        return 2, _own_words(error)
+    if isinstance(error, pickle.UnpicklingError):
+        return 2, "a file holds other objects than tensors and plain data: it is not read, because that could run code"
     if isinstance(error, RuntimeError) and text.startswith("Error(s) in loading state_dict"):
         parts = [line.strip().rstrip(". ") for line in text.splitlines()[1:]]
         shown = "; ".join(part if len(part) < 200 else f"{part[:200]} …" for part in parts[:2])
@@ -301,6 +322,14 @@ def failure(error: BaseException) -> tuple[int, str] | None:
     return None
 
 
+def _from_queue(error: BaseException) -> bool:
+    """Whether it comes of taking a batch from a loader process: that may see the process die before torch does."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, OSError | EOFError) and any(
+        frame.f_globals.get("__name__") == "multiprocessing.queues" for frame, _ in frames
+    )
+
+
 def _own_words(error: BaseException) -> str:
     """An error's message; of one that was raised in a loader process, without that process's traceback."""
     text = str(error)
@@ -308,7 +337,15 @@ def _own_words(error: BaseException) -> str:
         return text.strip().splitlines()[-1].partition(": ")[2]
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
+    if isinstance(error, OSError) and error.errno and error.strerror == os.strerror(error.errno):
+        return f"a file cannot be read or written: {error.strerror}"
     return (error.strerror or text) if isinstance(error, OSError) else text
+
+
+def _of_thread(otherwise: Callable[[threading.ExceptHookArgs], Any], raised: threading.ExceptHookArgs) -> None:
+    """Leave it to the main thread to tell of a file that cannot be written: TensorBoard's thread hands it on."""
+    if not isinstance(raised.exc_value, OSError):
+        otherwise(raised)
 
 
 def main(args: ArgsType = None) -> None:
@@ -321,6 +358,8 @@ def main(args: ArgsType = None) -> None:
         SystemExit: with one sentence on standard error for all that :func:`failure` knows: code 2 for a wrong argument,
             setting, file or folder, and code 1 where training diverges.
     """
+    before = threading.excepthook
+    threading.excepthook = partial(_of_thread, before)
     try:
         ScentCLI(
             L.LightningModule,
@@ -341,3 +380,5 @@ def main(args: ArgsType = None) -> None:
             raise
         print(f"scent-lightning: error: {known[1]}", file=sys.stderr)
         raise SystemExit(known[0]) from None
+    finally:
+        threading.excepthook = before

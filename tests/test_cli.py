@@ -33,7 +33,7 @@ SHORT = ["--trainer.max_epochs", "4", "--trainer.check_val_every_n_epoch", "2", 
 
 
 def command(folder, *arguments, check=True) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "120"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "COLUMNS": "120"}
     environment.pop("SCENT_LIGHTNING_DATA", None)
     done = subprocess.run(
         [sys.executable, "-m", "scent_lightning", *arguments],

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import pickle
 import re
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,23 @@ def _release(array: Array) -> None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
+class _Length:
+    """Watches the length of a file that is mapped, at a microsecond a look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # The file that is mapped stays the one it is if another takes its place.
+        self._descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._bytes = os.fstat(self._descriptor).st_size
+
+    def check(self) -> None:
+        """Raise InputError if the file has become shorter."""
+        size = os.fstat(self._descriptor).st_size
+        if size < self._bytes:
+            raise InputError(f"{self.path} was cut from {self._bytes} to {size} bytes while it was in use")
+
+
 class _FileSplit(_Split):
     """The rows of a split's folder, gathered from the memory map batch by batch.
 
@@ -161,6 +180,8 @@ class _FileSplit(_Split):
         if len(self.labels) == 0:
             raise InputError(f"split {folder.name!r} is empty: {self.path} has no rows")
         self._fetches = 0
+        # Reading a page of a map that its file has no more ends the process.
+        self._files = [_Length(self.path), _Length(path)]
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Path]]:
         # A loader process maps the files itself: pickled, a memory map would be copied whole.
@@ -170,6 +191,8 @@ class _FileSplit(_Split):
         return len(self.labels)
 
     def _fetch(self, index: Array) -> tuple[Array, Array]:
+        for file in self._files:
+            file.check()
         order = np.argsort(index)
         ascending = index[order]
         found = self.features[ascending]
@@ -230,7 +253,8 @@ class FeatureDataModule(_FeatureDataModule):
     Raises:
         InputError: before training, in one sentence: a missing folder, split or file, one that cannot be read, a wrong
             type or shape, splits that do not match, a label out of range (which), too few rows, or an argument out of
-            range. When a batch is fetched: a NaN or infinite feature (in which row of which split).
+            range. When a batch is fetched: a NaN or infinite feature (in which row of which split), or a file that has
+            become shorter.
 
     Example:
         >>> import tempfile
