@@ -5,14 +5,9 @@
 
 from __future__ import annotations
 
-import math
-import os
-import pickle
 import re
 import sys
 import threading
-import time
-import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -20,7 +15,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, TQDMProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -29,11 +23,12 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from scent_lightning import data, duals, tasks
-from scent_lightning.callbacks import DualVariableMonitor, PredictionWriter
+from scent_lightning.callbacks import DualVariableMonitor, LastCheckpoint, PredictionWriter
 from scent_lightning.checkpoint import AtomicCheckpointIO
 from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.duals.variable import IfChanged
-from scent_lightning.errors import DivergenceError, InputError
+from scent_lightning.errors import InputError
+from scent_lightning.failure import failure
 
 __all__ = ["ScentCLI", "default_callbacks", "main"]
 
@@ -129,75 +124,6 @@ def _list(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, list) else [value]
 
 
-class LastCheckpoint(ModelCheckpoint):
-    """Keep ``last.ckpt``: of the start of training, then of the ends of epochs, and of the end; of finite weights only.
-
-    Whatever ends a run, there is a state to go on from, and a folder that cannot be written is known before the first
-    epoch. An epoch that ends sooner than ``at_most_every_s`` after the last writing is passed over: where an epoch is a
-    few steps, writing would take longer than training.
-
-    Raises:
-        DivergenceError: weights or ν are not finite at the end of an epoch; the file keeps the state before.
-    """
-
-    # ModelCheckpoint builds this text anew for each hook of a step, and has nothing to do in any of them here: the
-    # Trainer passes over a hook that is None.
-    state_key = "LastCheckpoint"
-    on_train_batch_start = on_train_batch_end = None  # type: ignore[assignment]
-    on_before_zero_grad = on_before_backward = None  # type: ignore[assignment]
-    on_after_backward = on_before_optimizer_step = None  # type: ignore[assignment]
-
-    def __init__(self, at_most_every_s: float = 5.0) -> None:
-        super().__init__(save_top_k=0, save_last=True)
-        self.at_most_every_s = at_most_every_s
-        self._written_at = -math.inf
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the first one."""
-        super().on_train_start(trainer, pl_module)
-        self._check_finite(pl_module, "before the first step")
-        self._last_global_step_saved = -1  # of this run nothing is written
-        self._write(trainer)
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write one in its place, if it is time."""
-        self._check_finite(pl_module, f"at the end of epoch {trainer.current_epoch}")
-        due = time.monotonic() - self._written_at >= self.at_most_every_s
-        if trainer.strategy.broadcast(due):  # by the first process's clock: all write, or none
-            self._write(trainer)
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Nothing: the epoch's end is what counts."""
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the last one."""
-        self._write(trainer)
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Say what there is to go on from."""
-        super().on_exception(trainer, pl_module, exception)
-        if self.last_model_path and Path(self.last_model_path).is_file():
-            rank_zero_info(f"Last checkpoint: {self.last_model_path}")
-
-    def _write(self, trainer: L.Trainer) -> None:
-        # Not ModelCheckpoint's own hooks: where it keeps no other files, these write the last one once a run is over.
-        if not self._should_skip_saving_checkpoint(trainer):
-            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
-            self._written_at = time.monotonic()
-
-    def _check_finite(self, pl_module: L.LightningModule, when: str) -> None:
-        tables = [(f"duals.{name}.nu", dual.nu) for name, dual in dict(getattr(pl_module, "duals", {})).items()]
-        for name, values in [*pl_module.named_parameters(), *tables]:
-            if not values.numel() or not values.is_floating_point():
-                continue
-            # The extremes show NaN and infinity, and take no memory: a table may be large.
-            if not all(map(math.isfinite, torch.stack(values.detach().aminmax()).tolist())):
-                raise DivergenceError(
-                    f"{name} is not finite {when}, and no checkpoint is written of it. Lower the learning rate, or "
-                    "start from other weights."
-                )
-
-
 class NoProfiler(PassThroughProfiler):
     """No profiling, at no cost: Lightning's default builds a context some fifty times a step (5 % of a small one)."""
 
@@ -256,7 +182,7 @@ class ScentCLI(LightningCLI):
         """Tell the task what becomes of ν if the data have changed."""
         super().instantiate_classes()
         if isinstance(self.model, DualVariableMixin):
-            self.model.if_changed_data = self.config[self.subcommand]["if_changed_data"]
+            self.model.if_changed_data = self._get(self.config, "if_changed_data")
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Add the default callbacks and the way of checkpoints, each unless the configuration has one of its kind."""
@@ -287,59 +213,6 @@ class ScentCLI(LightningCLI):
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, PredictionWriter) and callback.written is not None:
                 rank_zero_info(f"Predictions: {callback.written}")
-
-
-def failure(error: BaseException) -> tuple[int, str] | None:
-    """Exit code and sentence for what can go wrong without a mistake in a program; None for all else.
-
-    Code 2 for a wrong setting, file, folder or machine, 1 where training diverges.
-    """
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, InputError):
-        cause = cause.__cause__  # jsonargparse wraps what a constructor raises
-    if cause is not None:
-        return 2, _own_words(cause)
-    if isinstance(error, DivergenceError):
-        return 1, str(error)
-    text = str(error)
-    if (isinstance(error, RuntimeError) and re.match(r"DataLoader worker \(pid", text)) or _from_queue(error):
-        return 2, (
-            f"a process that loads data has died, of too little memory perhaps ({text.splitlines()[0].rstrip('. ')}); "
-            "lower data.num_workers or the batch size"
-        )
-    if isinstance(error, OSError):
-        return 2, _own_words(error)
-    if isinstance(error, pickle.UnpicklingError):
-        return 2, "a file holds other objects than tensors and plain data: it is not read, because that could run code"
-    if isinstance(error, RuntimeError) and text.startswith("Error(s) in loading state_dict"):
-        parts = [line.strip().rstrip(". ") for line in text.splitlines()[1:]]
-        shown = "; ".join(part if len(part) < 200 else f"{part[:200]} …" for part in parts[:2])
-        return 2, f"the checkpoint does not fit this model, it is of another task or of other settings: {shown}"
-    if isinstance(error, ValueError) and text.startswith("loaded state dict"):
-        return 2, f"the checkpoint does not fit this model's optimiser: {text}"
-    if isinstance(error, KeyError) and "Trying to restore" in text:
-        return 2, f"the checkpoint cannot be gone on from: {error.args[0]}"
-    return None
-
-
-def _from_queue(error: BaseException) -> bool:
-    """Whether it comes of taking a batch from a loader process: that may see the process die before torch does."""
-    frames = traceback.walk_tb(error.__traceback__)
-    return isinstance(error, OSError | EOFError) and any(
-        frame.f_globals.get("__name__") == "multiprocessing.queues" for frame, _ in frames
-    )
-
-
-def _own_words(error: BaseException) -> str:
-    """An error's message; of one that was raised in a loader process, without that process's traceback."""
-    text = str(error)
-    if re.match(r"Caught \w+ in DataLoader worker process", text):
-        return text.strip().splitlines()[-1].partition(": ")[2]
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.strerror}: {error.filename}"
-    if isinstance(error, OSError) and error.errno and error.strerror == os.strerror(error.errno):
-        return f"a file cannot be read or written: {error.strerror}"
-    return (error.strerror or text) if isinstance(error, OSError) else text
 
 
 def _of_thread(otherwise: Callable[[threading.ExceptHookArgs], Any], raised: threading.ExceptHookArgs) -> None:

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from scent_lightning.cli import LastCheckpoint, main
+from scent_lightning.callbacks import LastCheckpoint
+from scent_lightning.cli import main
 from scent_lightning.errors import DivergenceError, DualDivergenceError
 from tests.conftest import ROOT
 from tests.helpers import SoftmaxData, SoftmaxTask, quiet_trainer

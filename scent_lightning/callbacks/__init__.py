@@ -1,9 +1,17 @@
 """Lightning callbacks."""
 
 from scent_lightning.callbacks.dual_variable_monitor import DualVariableMonitor
+from scent_lightning.callbacks.last_checkpoint import LastCheckpoint
 from scent_lightning.callbacks.prediction_writer import PredictionWriter
 from scent_lightning.callbacks.retrieval_panel import RetrievalPanel
 from scent_lightning.callbacks.roc_curve import ROCCurve
 from scent_lightning.callbacks.zero_shot_classification import ZeroShotClassification
 
-__all__ = ["DualVariableMonitor", "PredictionWriter", "ROCCurve", "RetrievalPanel", "ZeroShotClassification"]
+__all__ = [
+    "DualVariableMonitor",
+    "LastCheckpoint",
+    "PredictionWriter",
+    "ROCCurve",
+    "RetrievalPanel",
+    "ZeroShotClassification",
+]
