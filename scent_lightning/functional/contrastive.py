@@ -14,13 +14,14 @@ It takes two calls, because ν moves in between: :func:`contrastive_log_means` g
 the new ν, and :func:`contrastive_loss` the loss. Both sides share one product of all pairs and one exponential of it,
 :math:`K_{ij} = \exp(L_{ij}/\tau - r_i)` with :math:`r_i` the largest entry of row i: the rows give the images' sums,
 and the columns, weighted by :math:`e^{r_i}`, the texts'. The gradient is two more products. Everything is float32
-(float64 for float64 embeddings), autocast or not.
+(float64 for float64 embeddings), autocast or not; only products of bfloat16 embeddings on a GPU take them as they are,
+and add up in float32, and there the gradient's weights are rounded to bfloat16 for theirs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -37,6 +38,8 @@ __all__ = ["ContrastiveLogMeans", "Everyone", "contrastive_log_means", "contrast
 _LOWEST = -85.0
 # The columns' sums are in units of exp(their reference), this far below the largest row's: they may be e^±80 apart.
 _BELOW_LARGEST = 40.0
+# Whether torch multiplies bfloat16 into float32 (from 2.8 on).
+_WIDE_PRODUCTS = hasattr(torch.ops.aten.mm, "dtype")
 _BLOCK = 2**19  # entries of a block that stays in a core's cache
 
 
@@ -61,7 +64,8 @@ class Everyone:
 class _Rows:
     """Sums over the rows of K = exp(anchors · othersᵀ / τ − r), own entries left out.
 
-    All of shape ``(B,)`` but ``kernel``, ``(B, N)`` or None where it is worked out again when needed.
+    All of shape ``(B,)`` but ``kernel``, ``(B, N)`` or None where it is worked out again when needed. r is the largest
+    entry of each row, or on a GPU the logarithm of the row's sum, which makes K the softmax.
     """
 
     own: Tensor
@@ -151,7 +155,8 @@ def contrastive_log_means(
     if total < 2:
         raise InputError(f"a contrastive loss needs at least 2 pairs, got {total}")
     with torch.no_grad(), torch.autocast(image.device.type, enabled=False):
-        first, second = at_least_float32(image.detach()), at_least_float32(text.detach())
+        keep = _keeps_dtype(image, chunk)
+        first, second = keep(image.detach()), keep(text.detach())
         columns: tuple[Tensor, Tensor] | None = None
         text_rows = None
         if everyone is None:
@@ -162,7 +167,7 @@ def contrastive_log_means(
             if columns is None:
                 text_rows, _ = _pass(second, first, 0, tau, chunk)
         else:
-            others = at_least_float32(everyone.image.detach()), at_least_float32(everyone.text.detach())
+            others = keep(everyone.image.detach()), keep(everyone.text.detach())
             rows, _ = _pass(first, others[1], everyone.start, tau, chunk)
             text_rows, _ = _pass(second, others[0], everyone.start, tau, chunk)
         count = math.log(total - 1)
@@ -277,14 +282,15 @@ class _ContrastiveLoss(torch.autograd.Function):
         image, text, all_image, all_text, tau, by_tau, by_image, by_text = ctx.saved_tensors
         means: ContrastiveLogMeans = ctx.means
         with torch.autocast(image.device.type, enabled=False):
-            first, second = at_least_float32(image), at_least_float32(text)
+            keep = _keeps_dtype(image, means._chunk)
+            first, second = keep(image), keep(text)
             alone = all_image is None
             if alone and means._text_rows is None:
                 by_first, by_second = _shared_gradient(first, second, tau, means, by_image, by_text)
                 own_product = (by_first * first).sum()
                 by_all: list[Tensor | None] = [None, None]
             else:
-                images, texts = (first, second) if alone else (at_least_float32(all_image), at_least_float32(all_text))
+                images, texts = (first, second) if alone else (keep(all_image), keep(all_text))
                 text_rows = cast(_Rows, means._text_rows)
                 by_first, by_texts = _side_gradient(first, texts, tau, means._rows, by_image, ctx.start, means._chunk)
                 by_second, by_images = _side_gradient(second, images, tau, text_rows, by_text, ctx.start, means._chunk)
@@ -300,6 +306,26 @@ class _ContrastiveLoss(torch.autograd.Function):
             # The scores are proportional to 1/τ, so what τ gets through them is their product with their gradient.
             temperature = (gradient * by_tau - factor * own_product / tau).to(tau.dtype).reshape(tau.shape)
         return (*own, *rest, temperature, None, None, None, None, None, None, None)
+
+
+def _keeps_dtype(image: Tensor, chunk: int | None) -> Callable[[Tensor], Tensor]:
+    """What embeddings are turned into before they are multiplied."""
+    half = image.dtype == torch.bfloat16 and image.is_cuda and chunk is None and _WIDE_PRODUCTS
+    return (lambda embeddings: embeddings) if half else at_least_float32
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """The product in float32 or better; ``left`` is rounded to the dtype of ``right``."""
+    if right.dtype != torch.bfloat16:
+        return left @ right
+    if not right.is_cuda:
+        return left.to(right.dtype).float() @ right.float()
+    return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)  # type: ignore[call-overload,no-any-return]
+
+
+def _in_one_piece(device: torch.device, chunk: int | None) -> bool:
+    """Whether all of K is made by whole-matrix kernels, which is what a GPU is good at."""
+    return device.type == "cuda" and chunk is None
 
 
 def _blocks(rows: int, columns: int, chunk: int | None, device: torch.device) -> Iterator[slice]:
@@ -325,6 +351,8 @@ def _pass(
     anchors: Tensor, others: Tensor, start: int, tau: Tensor | float, chunk: int | None, with_columns: bool = False
 ) -> tuple[_Rows, tuple[Tensor, Tensor] | None]:
     """Sums over the rows, and with ``with_columns`` the columns' reference and sums in units of its exponential."""
+    if _in_one_piece(anchors.device, chunk):
+        return _softmax_pass(anchors, others, start, tau, with_columns)
     scaled = anchors / tau
     count, total = len(anchors), len(others)
     kernel = anchors.new_empty(count, total) if chunk is None else None
@@ -342,6 +370,26 @@ def _pass(
     return _Rows(own, largest, sums, kernel), (reference, columns) if with_columns else None
 
 
+def _softmax_pass(
+    anchors: Tensor, others: Tensor, start: int, tau: Tensor | float, with_columns: bool
+) -> tuple[_Rows, tuple[Tensor, Tensor] | None]:
+    """:func:`_pass` by the fused softmax: the matrix is read and written fewer times."""
+    logits = _product(anchors, others.T)
+    logits = logits.div_(tau.detach() if isinstance(tau, Tensor) else tau)
+    diagonal = logits.diagonal(start)[: len(anchors)]
+    own = diagonal.clone()
+    diagonal.fill_(-math.inf)
+    largest, place = logits.max(dim=1)
+    kernel = torch.softmax(logits, dim=1)
+    # The row's largest entry is at least 1/N of its sum: no digit is lost.
+    log_sums = largest - kernel.gather(1, place.unsqueeze(1)).squeeze(1).log()
+    rows = _Rows(own, log_sums, torch.ones_like(own), kernel)
+    if not with_columns:
+        return rows, None
+    reference = log_sums.amax() - _BELOW_LARGEST
+    return rows, (reference, torch.exp(log_sums - reference) @ kernel)
+
+
 def _again(scaled: Tensor, others: Tensor, rows: _Rows, part: slice, start: int) -> Tensor:
     """A block of K, kept or worked out again."""
     if rows.kernel is not None:
@@ -355,30 +403,49 @@ def _shared_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Gradient of both sides' sums with respect to images and texts, from one K."""
     rows, (reference, column_sums) = means._rows, cast(tuple[Tensor, Tensor], means._columns)
-    scaled = first / tau
     up = torch.exp(rows.largest - reference)
+    own = -(by_image * rows.sums + by_text * column_sums).unsqueeze(1)
+    if _in_one_piece(first.device, means._chunk):
+        weights = torch.addr(by_image.unsqueeze(1), up, by_text)
+        weights = _times_kernel(weights, rows, first.dtype)
+        by_first, by_second = _product(weights, second), _product(weights.T, first)
+        return by_first.addcmul_(own, at_least_float32(second)), by_second.addcmul_(own, at_least_float32(first))
+    scaled = first / tau
     by_first, by_second = torch.empty_like(first), torch.zeros_like(second)
     for part in _blocks(len(first), len(second), means._chunk, first.device):
         kernel = _again(scaled, second, rows, part, 0)
         weights = torch.outer(up[part], by_text).add_(by_image[part].unsqueeze(1)).mul_(kernel)
         torch.mm(weights, second, out=by_first[part])
         by_second.addmm_(weights.T, first[part])
-    own = -(by_image * rows.sums + by_text * column_sums).unsqueeze(1)
     return by_first.addcmul_(own, second), by_second.addcmul_(own, first)
+
+
+def _times_kernel(weights: Tensor, rows: _Rows, dtype: torch.dtype) -> Tensor:
+    """``weights`` · K, in place or, if it takes part in a product of bfloat16, rounded to that as it is written."""
+    kernel = cast(Tensor, rows.kernel)
+    if dtype != torch.bfloat16:
+        return weights.mul_(kernel)
+    return torch.mul(weights, kernel, out=torch.empty_like(weights, dtype=dtype))
 
 
 def _side_gradient(
     anchors: Tensor, others: Tensor, tau: Tensor, rows: _Rows, by_anchor: Tensor, start: int, chunk: int | None
 ) -> tuple[Tensor, Tensor]:
     """Gradient of one side's sums with respect to its anchors and to the others."""
+    own = -(by_anchor * rows.sums).unsqueeze(1)
+    mine = slice(start, start + len(anchors))
+    if _in_one_piece(anchors.device, chunk):
+        weights = _times_kernel(by_anchor.unsqueeze(1).repeat(1, len(others)), rows, anchors.dtype)
+        by_anchors, by_others = _product(weights, others), _product(weights.T, anchors)
+        by_anchors.addcmul_(own, at_least_float32(others[mine]))
+        by_others[mine].addcmul_(own, at_least_float32(anchors))
+        return by_anchors, by_others
     scaled = anchors / tau
     by_anchors, by_others = torch.empty_like(anchors), torch.zeros_like(others)
     for part in _blocks(len(anchors), len(others), chunk, anchors.device):
         weights = by_anchor[part].unsqueeze(1) * _again(scaled, others, rows, part, start)
         torch.mm(weights, others, out=by_anchors[part])
         by_others.addmm_(weights.T, anchors[part])
-    own = -(by_anchor * rows.sums).unsqueeze(1)
-    mine = slice(start, start + len(anchors))
     by_anchors.addcmul_(own, others[mine])
     by_others[mine].addcmul_(own, anchors)
     return by_anchors, by_others

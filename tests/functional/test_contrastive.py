@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from scent_lightning.duals import SCENT
 from scent_lightning.errors import InputError
 from scent_lightning.functional import (
+    Everyone,
+    contrastive,
     contrastive_log_means,
     contrastive_loss,
     contrastive_scores,
@@ -137,3 +139,82 @@ def test_half_precision_embeddings_get_gradients_of_their_dtype():
 def test_one_pair_is_too_few():
     with pytest.raises(InputError, match="a contrastive loss needs at least 2 pairs, got 1"):
         contrastive_log_means(*pairs(1), 0.1)
+
+
+def in_one_piece(monkeypatch):
+    """Take the GPU's way through the matrix on the CPU."""
+    monkeypatch.setattr(contrastive, "_in_one_piece", lambda device, chunk: chunk is None)
+
+
+def loss_and_gradients(image, text, tau, nu, everyone=None):
+    means = contrastive_log_means(image, text, tau, 1e-6, everyone)
+    loss, *objectives = contrastive_loss(image, text, tau, means, *nu, rho=0.5, epsilon=1e-6, everyone=everyone)
+    return means, loss, objectives, torch.autograd.grad(loss, (image, text, tau))
+
+
+@pytest.mark.parametrize("tau", [0.01, 0.07, 0.5])
+@pytest.mark.parametrize("sides", ["one matrix", "two matrices"])
+def test_in_one_piece(tau, sides, monkeypatch):
+    """The way of a GPU gives what the way of a CPU gives, which is held to the definition above."""
+    image, text = pairs(13)
+    tau = temperature(tau)
+    nu = torch.randn(2, 13, generator=torch.Generator().manual_seed(1)) - 1
+    everyone = None if sides == "one matrix" else Everyone(image, text, 0, 1)
+    found = loss_and_gradients(image, text, tau, nu, everyone)
+    in_one_piece(monkeypatch)
+    expected = loss_and_gradients(image, text, tau, nu, everyone)
+    torch.testing.assert_close(found[0].image, expected[0].image)
+    torch.testing.assert_close(found[0].text, expected[0].text)
+    torch.testing.assert_close(found[1:], expected[1:])
+
+
+def test_in_one_piece_with_texts_far_below_the_largest_row(monkeypatch):
+    in_one_piece(monkeypatch)
+    test_texts_far_below_the_largest_row_get_an_exponential_of_their_own()
+
+
+def assert_half_precision(device):
+    image, text = (value.detach().to(device).requires_grad_() for value in pairs(40, torch.bfloat16))
+    tau = temperature(0.07, torch.float32).detach().to(device).requires_grad_()
+    means = contrastive_log_means(image, text, tau)
+    exact = [value.detach().double().cpu().requires_grad_() for value in (image, text, tau)]
+    for found, scores in zip((means.image, means.text), contrastive_scores(*exact)[:2], strict=True):
+        direct = log_mean_exp(scores, ~torch.eye(40, dtype=torch.bool))
+        torch.testing.assert_close(found.double().cpu(), direct, rtol=1e-5, atol=1e-4)  # products are exact
+    nu = [means.image.float() - 0.5, means.text.float() + 0.5]
+    loss, _, _ = contrastive_loss(image, text, tau, means, *nu)
+    gradients = torch.autograd.grad(loss, (image, text, tau))
+    assert [gradient.dtype for gradient in gradients] == [torch.bfloat16, torch.bfloat16, torch.float32]
+    expected = by_hand(*exact, *(value.double().cpu() for value in nu), 0.0, 0.0)
+    assert relative(loss.detach().cpu(), expected.detach()) < 1e-4
+    for found, direct in zip(gradients, torch.autograd.grad(expected, exact), strict=True):
+        assert relative(found.cpu(), direct) < 1e-2
+
+
+def test_half_precision_in_one_piece(monkeypatch):
+    in_one_piece(monkeypatch)
+    monkeypatch.setattr(contrastive, "_keeps_dtype", lambda image, chunk: lambda embeddings: embeddings)
+    assert_half_precision("cpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_half_precision_on_a_gpu():
+    assert_half_precision("cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_value_and_gradients_on_a_gpu(dtype, chunk):
+    image, text = (value.detach().cuda().requires_grad_() for value in pairs(13, dtype))
+    tau = temperature(0.07, dtype).detach().cuda().requires_grad_()
+    means = contrastive_log_means(image, text, tau, 1e-6, chunk=chunk)
+    nu = torch.randn(2, 13, generator=torch.Generator().manual_seed(1)).cuda() - 1
+    loss, _, _ = contrastive_loss(image, text, tau, means, *nu, rho=0.5, epsilon=1e-6)
+    exact = [value.detach().double().cpu().requires_grad_() for value in (image, text, tau)]
+    expected = by_hand(*exact, *nu.double().cpu(), 0.5, 1e-6)
+    tolerance = 1e-11 if dtype == torch.float64 else 2e-6
+    assert relative(loss.detach().cpu(), expected.detach()) < tolerance
+    found = torch.autograd.grad(loss, (image, text, tau))
+    for gradient, direct in zip(found, torch.autograd.grad(expected, exact), strict=True):
+        assert relative(gradient.cpu(), direct) < tolerance
