@@ -471,10 +471,13 @@ class DualVariable(nn.Module):
         if not isinstance(scores, Tensor) or scores.ndim != 2 or not scores.is_floating_point():
             got = f"{scores.dtype} of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else repr(scores)
             raise ValueError(f"scores of dual variable {self.name!r} must be floating with shape (B, m), got {got}")
-        if mask is not None and (mask.shape != scores.shape or mask.dtype != torch.bool):
+        if mask is not None and not (
+            isinstance(mask, Tensor) and mask.shape == scores.shape and mask.dtype == torch.bool
+        ):
+            got = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
             raise ValueError(
                 f"mask of dual variable {self.name!r} must be bool with the shape of the scores {tuple(scores.shape)}, "
-                f"got {mask.dtype} of shape {tuple(mask.shape)}"
+                f"got {got}"
             )
         return self.check_index(index, scores.shape[0])
 
@@ -498,6 +501,9 @@ class DualVariable(nn.Module):
         elif bad_nu.numel():
             rows, cause = bad_nu, "the update gave a value that float32 cannot hold"
             hint = "Lower its step size, or set max_log_weight (2, say)."
+        elif diverged and not bad_objective.numel():
+            rows, cause = step.rows, "the sum of the objective is too large for float32"
+            hint = "Lower the learning rate of the model, or look for scores of such a size in the data."
         else:
             rows, cause = bad_objective, "a weight exp(score − ν) is too large for float32"
             hint = "Raise the step size so that ν can follow, set max_log_weight (2, say), or lower the learning rate."

@@ -37,7 +37,7 @@ __all__ = [
     "with_gradient",
 ]
 
-# Stands in for a score that does not count: below every real score, and its exponential is 0. Finite, because the
+# Stands in for what a score that does not count is below the largest: its exponential is 0. Finite, because the
 # exponential of −inf is many times slower, as is one that is 0 for a smaller number's sake only.
 _NO_SCORE = -1e30
 
@@ -83,12 +83,14 @@ def shift_by_largest(scores: Tensor, mask: Tensor | None = None, may_be_empty: b
         largest = values.detach().amax(dim=1)
         return largest, values - largest.unsqueeze(1)
     # where() and not a product: the gradient of an invalid entry must be exactly zero, NaN or not.
-    values = torch.where(mask, values, _NO_SCORE)
-    largest = values.detach().amax(dim=1)
-    if not may_be_empty:
-        return largest, values - largest.unsqueeze(1)
-    empty = largest == _NO_SCORE
-    return largest.masked_fill(empty, -math.inf), values - largest.masked_fill(empty, 0.0).unsqueeze(1)
+    if values.device.type == "cpu":  # elsewhere a look at the result takes longer than the general way
+        kept = torch.where(mask, values, _NO_SCORE)
+        largest = kept.detach().amax(dim=1)
+        if bool((largest > _NO_SCORE).all()):
+            return largest, kept - largest.unsqueeze(1)
+    largest = torch.where(mask, values.detach(), -math.inf).amax(dim=1)
+    offset = largest.masked_fill(largest == -math.inf, 0.0) if may_be_empty else largest
+    return largest, torch.where(mask, values - offset.unsqueeze(1), _NO_SCORE)
 
 
 def mean_over(exponentials: Tensor, counts: Tensor | int) -> Tensor:

@@ -153,6 +153,11 @@ def test_bad_index(index, error, message, reading):
         (torch.zeros(2, 3, dtype=torch.int64), None, "must be floating"),
         (torch.zeros(2, 3), torch.ones(2, 3), "mask of dual variable 'nu' must be bool"),
         (torch.zeros(2, 3), torch.ones(2, 4, dtype=torch.bool), "mask"),
+        (
+            torch.zeros(2, 3),
+            [[True] * 3] * 2,
+            r"must be bool with the shape of the scores \(2, 3\), got \[\[True, True",
+        ),
     ],
 )
 def test_bad_scores_and_masks(scores, mask, message):
@@ -201,6 +206,15 @@ def test_weight_that_overflows():
     guarded = DualVariable(4, SCENT(-200.0, max_log_weight=2.0))
     guarded.visited[:] = True
     assert math.isfinite(guarded.entropic_risk(torch.full((1, 3), 100.0), torch.tensor([2])).item())
+
+
+def test_loss_whose_terms_are_finite_and_whose_sum_is_not():
+    variable = DualVariable(9, SCENT(0.0))
+    before = snapshot(variable)
+    with pytest.raises(DualDivergenceError, match="the sum of the objective is too large for float32") as caught:
+        variable.entropic_risk(torch.full((6, 1), 1e38), torch.arange(2, 8))
+    assert (caught.value.num_anchors, caught.value.first_index) == (6, 2)
+    assert unchanged(variable, before)
 
 
 def test_large_finite_scores_are_not_divergence():

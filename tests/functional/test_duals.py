@@ -213,3 +213,14 @@ def test_guard_bounds_the_weight(nu, log_mean, limit):
     assert vector(log_mean).item() - guarded <= limit + 1e-9
     if vector(log_mean).item() - vector(nu).item() <= limit:
         assert guarded == vector(nu).item()
+
+
+@pytest.mark.parametrize("largest", [-1e35, -3e38, 1e35])
+def test_masked_scores_of_any_finite_size(largest):
+    """What does not count must not stand above what does."""
+    scores = torch.tensor([[largest, math.nan, math.inf], [largest, 0.0, 1.0]], requires_grad=True)
+    mask = torch.tensor([[True, False, False], [False, False, False]])
+    assert F.log_mean_exp(scores, mask).tolist() == [pytest.approx(largest), -math.inf]
+    nu = torch.tensor([largest, 0.0])
+    F.exponential_objective(nu, scores, mask).sum().backward()
+    assert scores.grad.tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
