@@ -60,10 +60,11 @@ DIVERGED = math.inf
 
 
 def settings(cell: str, method: str) -> tuple[float, dict[str, Any], float | None]:
-    """Learning rate, dual update and largest gradient norm (None: any) of a run."""
-    if method == "SCENT":
+    """Learning rate, dual update and largest gradient norm (None: any) of a run; "SCENT auto" sets no step size."""
+    if method.startswith("SCENT"):
         config = yaml.safe_load((CONFIGS / f"dro_{cell}.yaml").read_text())
-        return float(config["model"]["init_args"]["lr"]), config["dual"], config["trainer"].get("gradient_clip_val")
+        dual = config["dual"] if method == "SCENT" else {"class_path": "SCENT", "init_args": {"log_alpha": "auto"}}
+        return float(config["model"]["init_args"]["lr"]), dual, config["trainer"].get("gradient_clip_val")
     lr, size = SETTINGS[cell]["SoftplusASGD" if method == "ASGD" else method]
     choices: dict[str, dict[str, Any]] = {
         "BSGD": {},

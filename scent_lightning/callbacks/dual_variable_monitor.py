@@ -123,9 +123,10 @@ def batch_statistics(variable: DualVariable, step: DualStep) -> dict[str, float]
         "weight_max": weights.amax(),
         "guarded": raised.double().mean(),
     }
-    values |= variable.update.statistics(before, log_mean, step.progress)
+    update = variable.update_at(step.progress)
+    values |= update.statistics(before, log_mean, step.progress)
     numbers = torch.stack([value.double() for value in values.values()]).tolist()
-    return dict(zip(values, numbers, strict=True)) | variable.update.step_sizes(step.progress)
+    return dict(zip(values, numbers, strict=True)) | update.step_sizes(step.progress)
 
 
 def table_statistics(variable: DualVariable, values: np.ndarray) -> dict[str, float]:

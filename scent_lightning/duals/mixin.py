@@ -175,7 +175,7 @@ class DualVariableMixin(L.LightningModule):
     def _check_constant(self) -> None:
         for name, variable in self.duals.items():
             update = cast(DualVariable, variable).update
-            if update.step_sizes(0.0) != update.step_sizes(1.0):
+            if update.is_auto or update.step_sizes(0.0) != update.step_sizes(1.0):
                 raise InputError(
                     f"the schedule of dual variable {name!r} ({update!r}) needs to know how long the run is: set "
                     "trainer.max_steps, or max_epochs with a training set of known length"
@@ -228,6 +228,11 @@ class DualVariableMixin(L.LightningModule):
             # number of steps does.
             loop._load_combined_loader_states()
             iter(loop._data_fetcher)
+        batches, epochs = loop.max_batches, loop.max_epochs or -1
+        for variable in self.duals.values():
+            if (auto := cast(DualVariable, variable).auto) is not None and 0 < batches < float("inf"):
+                steps = loop.epoch_loop.max_steps
+                auto.epoch = max(1 / epochs if epochs > 0 else 0.0, batches / steps if steps > 0 else 0.0)
         states, self._random_states = self._random_states, None
         if states is not None and self.global_rank < len(states["torch"]):
             restore_random_state({name: values[self.global_rank] for name, values in states.items()})

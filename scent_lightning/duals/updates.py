@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from scent_lightning import functional
+from scent_lightning.duals.auto_step_size import MAX_LOG_WEIGHT
 from scent_lightning.duals.schedules import SCHEDULES, Schedule, scheduled, scheduled_log
 from scent_lightning.errors import InputError
 
@@ -126,6 +127,11 @@ class DualUpdate:
         """Whether the objective is the exponential one, whose gradient is known from ℓ and ν alone."""
         return type(self).objective is DualUpdate.objective
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether the table has to find the step size."""
+        return False
+
     def step_sizes(self, progress: float = 0.0) -> dict[str, float]:
         """Scheduled value of each step size at ``progress``, by its name."""
         return {}
@@ -216,13 +222,16 @@ class SCENT(_ScheduledUpdate):
     .. math:: \nu \leftarrow \nu + \log(1 + \alpha e^{\ell}) - \log(1 + \alpha e^{\nu})
 
     A moving average of :math:`e^\nu` whose factor, the effective γ = sigmoid(log α + ν), is small where ν is small.
-    A good start is log α ≈ −ν* − c, with ν* the value ν settles at (watch it in TensorBoard) and c from 0 to 4.
+    A good start is log α ≈ −ν* − c, with ν* the value ν settles at (watch it in TensorBoard) and c from 0 to 4. "auto"
+    finds it during the run: :class:`~scent_lightning.duals.auto_step_size.AutoStepSize`.
 
     Args:
-        log_alpha: natural logarithm of the step size α; from −60 to 60 in real use, any size is exact.
-        schedule: "constant" (published) or "cosine", which takes α from exp(log_alpha) to exp(final).
+        log_alpha: natural logarithm of the step size α; from −60 to 60 in real use, any size is exact. Or "auto": the
+            table finds it, by the progress of the run (without a Trainer, or a progress of one's own, that is BSGD).
+        schedule: "constant" (published) or "cosine", which takes α from exp(log_alpha) to exp(final). Not for "auto".
         final: logarithm of α at the end of a cosine schedule; None means that α goes to 0.
-        max_log_weight: the guard (see :class:`DualUpdate`); 1 to 5 where training is unstable, None as published.
+        max_log_weight: the guard (see :class:`DualUpdate`); 1 to 5 where training is unstable, None as published. For
+            "auto", None is 4.
 
     Raises:
         InputError: an argument out of its range.
@@ -236,17 +245,26 @@ class SCENT(_ScheduledUpdate):
 
     def __init__(
         self,
-        log_alpha: float,
+        log_alpha: float | Literal["auto"],
         schedule: Schedule = "constant",
         final: float | None = None,
         max_log_weight: float | None = None,
     ) -> None:
+        if log_alpha == "auto" and max_log_weight is None:
+            max_log_weight = MAX_LOG_WEIGHT
         super().__init__(schedule, final, max_log_weight)
-        self.log_alpha = _number("log_alpha", log_alpha, "a number", True)
+        allowed = 'a number or "auto"'
+        self.log_alpha = log_alpha if log_alpha == "auto" else _number("log_alpha", log_alpha, allowed, True)
         if final is not None:
             self.final = _number("final", final, "None or a number (the logarithm of the last step size)", True)
 
+    @property
+    def is_auto(self) -> bool:  # noqa: D102
+        return self.log_alpha == "auto"
+
     def _log_alpha_at(self, progress: float) -> float:
+        if isinstance(self.log_alpha, str):
+            raise InputError('log_alpha="auto" is found by the table it belongs to: step by a DualVariable')
         return scheduled_log(self.schedule, self.log_alpha, -math.inf if self.final is None else self.final, progress)
 
     def step_from_log_mean(self, nu: Tensor, log_mean: Tensor, progress: float = 0.0) -> Tensor:  # noqa: D102

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from scent_lightning import functional
 from scent_lightning.duals import exchange
-from scent_lightning.duals.updates import DualUpdate
+from scent_lightning.duals.auto_step_size import AutoStepSize
+from scent_lightning.duals.updates import SCENT, DualUpdate
 from scent_lightning.errors import DualDivergenceError, InputError
 from scent_lightning.functional import wide
 
@@ -106,6 +107,8 @@ class DualVariable(nn.Module):
         self.name = name
         self.update = update
         self.placement = placement
+        self.auto = AutoStepSize(num_anchors) if update.is_auto else None
+        self._found = SCENT(0.0, max_log_weight=update.max_log_weight) if update.is_auto else None
         self._last: DualStep | None = None
         self._last_of_one: tuple[Any, ...] | None = None
         self.if_changed: IfChanged = "error"
@@ -124,6 +127,14 @@ class DualVariable(nn.Module):
         return f"{self.num_anchors}, update={self.update!r}, placement={self.placement!r}"
 
     # ---------------------------------------------------------------- access
+
+    def update_at(self, progress: float) -> DualUpdate:
+        """The update as it is at ``progress``: ``update`` itself, or SCENT with the step size found so far."""
+        if self.auto is None or self._found is None:
+            return self.update
+        self.auto.turn(progress)
+        self._found.log_alpha = self.auto.log_alpha(progress)
+        return self._found
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """ν (float32) and visited flags (bool) at ``index``, on the index's device.
@@ -171,6 +182,8 @@ class DualVariable(nn.Module):
         """Forget every ν: all anchors count as never visited."""
         self.nu.zero_()
         self.visited.zero_()
+        if self.auto is not None:
+            self.auto.reset()
         self._last = self._last_of_one = None
         self.loaded_anchors = None
 
@@ -189,6 +202,8 @@ class DualVariable(nn.Module):
                 f"that it has, got {num_anchors!r}"
             )
         more = num_anchors - self.num_anchors
+        if self.auto is not None and more:
+            self.auto = AutoStepSize(num_anchors)
         self.nu, self.visited = (torch.cat([old, old.new_zeros(more)]) for old in (self.nu, self.visited))
         self._last = self._last_of_one = None
 
@@ -326,10 +341,11 @@ class DualVariable(nn.Module):
         table, visited = self.nu, self.visited
         seen = visited[row].item()
         before = table[row].item() if seen else log_mean
-        unguarded = self.update.step_of_one(before, log_mean, progress)
+        update = self.update_at(progress)
+        unguarded = update.step_of_one(before, log_mean, progress)
         if unguarded is None:
             return None
-        limit = self.update.max_log_weight
+        limit = update.max_log_weight
         guarded = unguarded if limit is None else max(unguarded, log_mean - limit)
         nu = ctypes.c_float(guarded).value
         if not math.isfinite(nu) or largest - nu > 88.0:
@@ -338,6 +354,11 @@ class DualVariable(nn.Module):
         table.index_fill_(0, rows, nu)
         if not seen:
             visited.index_fill_(0, rows, True)
+        if self.auto is not None:
+            if self.num_anchors == 1:
+                self.auto.observe_one(log_mean)
+            else:
+                self.auto.observe(rows, torch.tensor([log_mean], dtype=torch.float64))
         self.__dict__["_last_of_one"] = (rows, nu, before, log_mean, unguarded, progress)
         return loss
 
@@ -402,7 +423,7 @@ class DualVariable(nn.Module):
         stored, visited = self._read(all_rows, home)
         before = torch.where(visited, stored, all_log_mean)
         if step_scores is None:
-            unguarded = self.update.step_from_log_mean(before, all_log_mean, progress)
+            unguarded = self.update_at(progress).step_from_log_mean(before, all_log_mean, progress)
         else:
             proposed = wide(step_scores((before if mine is None else before[mine]).float().to(device)))
             if mine is not None:
@@ -464,6 +485,8 @@ class DualVariable(nn.Module):
             self.visited.index_fill_(0, step.all_rows, True)
         else:
             self.visited.index_copy_(0, step.all_rows, step.all_seen)
+        if self.auto is not None:
+            self.auto.observe(step.all_rows, step.all_log_mean)
         # Not by way of nn.Module's __setattr__, which looks for parameters first.
         self.__dict__.update(_last=step, _last_of_one=None)
 
@@ -529,6 +552,8 @@ class DualVariable(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        if self.auto is None:
+            state_dict.pop(f"{prefix}auto._extra_state", None)
         loaded = state_dict.get(f"{prefix}nu")
         if loaded is not None and loaded.shape != self.nu.shape:
             if self.if_changed == "reset":

@@ -75,7 +75,7 @@ def test_softplus_needs_scores():
         (lambda: SOX(0.5, final=2.0), "final must be None or in"),
         (lambda: SOX(math.nan), "gamma"),
         (lambda: SCENT(math.nan), "log_alpha must be a number"),
-        (lambda: SCENT("1"), "log_alpha must be a number, got '1'"),
+        (lambda: SCENT("1"), "log_alpha must be a number or \"auto\", got '1'"),
         (lambda: SCENT(1.0, schedule="linear"), "schedule must be one of constant, cosine, got 'linear'"),
         (lambda: SCENT(1.0, max_log_weight=-1.0), "max_log_weight must be None or a number of at least 0, got -1.0"),
         (lambda: ASGD(0.0), "alpha must be a finite number above 0, got 0.0"),

@@ -1,0 +1,176 @@
+"""SCENT with no step size set: where it converges, what does not matter to it, and its state."""
+
+import copy
+import io
+import math
+
+import pytest
+import torch
+
+from scent_lightning.duals import BSGD, SCENT, DualVariable
+from scent_lightning.duals.auto_step_size import FEW_ANCHORS
+from scent_lightning.errors import InputError
+from tests.helpers import SoftmaxData, SoftmaxTask, in_two_processes, quiet_trainer
+
+MEAN, DEVIATION, SAMPLES = 1.5, 2.0, 8
+EXACT = MEAN + DEVIATION**2 / 2  # log E e^s of normal scores
+
+
+def batches(anchors, steps, rows, shift=0.0, seed=0):
+    """Scores of anchors that are drawn evenly, all with the same distribution."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.cat([torch.randperm(anchors, generator=generator) for _ in range(-(-steps * rows // anchors))])
+    for step in range(steps):
+        scores = MEAN + DEVIATION * torch.randn(rows, SAMPLES, generator=generator)
+        yield scores + shift, order[step * rows : (step + 1) * rows], step / steps
+
+
+def train(variable, anchors, steps, rows, **arguments):
+    for scores, index, progress in batches(anchors, steps, rows, **arguments):
+        variable.entropic_risk(scores, index, progress=progress)
+    return variable
+
+
+# Anchors, steps and rows of each kind: one, few, and many.
+KINDS = {"one": (1, 3000, 1), "few": (20, 3000, 10), "many": (FEW_ANCHORS + 176, 3000, 80)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_converges_to_the_objective(kind):
+    anchors, steps, rows = KINDS[kind]
+    found = train(DualVariable(anchors, SCENT("auto")), anchors, steps, rows)
+    biased = train(DualVariable(anchors, BSGD()), anchors, steps, rows)
+    assert bool(found.visited.all())
+    # Mean weight e^(ν − ν*): BSGD's ν is noise around a value that is too low.
+    error, noise = ((variable.nu.double() - EXACT).square().mean().sqrt() for variable in (found, biased))
+    assert error < (0.2 if kind == "one" else 0.35)
+    if kind != "one":
+        assert error < 0.4 * noise
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shift", [-300.0, 40.0])
+def test_a_shift_of_all_scores_shifts_nu(kind, shift):
+    anchors, steps, rows = KINDS[kind]
+    there, shifted = (
+        train(DualVariable(anchors, SCENT("auto")), anchors, steps // 5, rows, shift=by) for by in (0.0, shift)
+    )
+    torch.testing.assert_close(shifted.nu - shift, there.nu, rtol=0, atol=2e-3)  # float32 at 300 holds 3e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("start", [-60.0, 60.0])
+def test_the_start_does_not_matter(kind, start):
+    anchors, steps, rows = KINDS[kind]
+    variable = DualVariable(anchors, SCENT("auto"))
+    variable.nu.fill_(start)
+    variable.visited.fill_(True)
+    elsewhere = train(variable, anchors, steps, rows)
+    assert (elsewhere.nu - train(DualVariable(anchors, SCENT("auto")), anchors, steps, rows).nu).abs().max() < 1e-3
+
+
+def test_the_size_of_the_data_set_does_not_matter():
+    """As many visits of each anchor, four times as many anchors: the same errors but for chance."""
+    errors = []
+    for anchors, rows in ((2000, 80), (8000, 320)):
+        variable = train(DualVariable(anchors, SCENT("auto")), anchors, 2000, rows)
+        errors.append((variable.nu.double() - EXACT).square().mean().sqrt().item())
+    assert errors[0] == pytest.approx(errors[1], rel=0.1)
+
+
+def test_the_reference_never_rises_and_an_outlier_leaves_it_alone():
+    variable = DualVariable(1, SCENT("auto"))
+    references = []
+    for step, (scores, index, progress) in enumerate(batches(1, 1000, 1)):
+        variable.entropic_risk(scores + 80.0 * (step % 100 == 50), index, progress=progress)
+        if variable.auto.reference is not None:
+            references.append(variable.auto.reference)
+    assert references == sorted(references, reverse=True)
+    assert references[-1] < EXACT
+    assert math.isfinite(variable.nu.item())
+
+
+def test_without_progress_it_is_bsgd():
+    found, biased = DualVariable(6, SCENT("auto")), DualVariable(6, BSGD())
+    for scores, index, _ in batches(6, 20, 3):
+        assert found.entropic_risk(scores, index) == biased.entropic_risk(scores, index)
+    assert torch.equal(found.nu, biased.nu)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_goes_on_exactly_from_its_state(kind):
+    anchors, steps, rows = KINDS[kind]
+    steps //= 10
+    variable = DualVariable(anchors, SCENT("auto"))
+    for step, (scores, index, progress) in enumerate(batches(anchors, steps, rows)):
+        if step == steps // 2 + 1:  # within a window
+            file = io.BytesIO()
+            torch.save(variable.state_dict(), file)
+            file.seek(0)
+            resumed = DualVariable(anchors, SCENT("auto"))
+            resumed.load_state_dict(torch.load(file, weights_only=True))
+        variable.entropic_risk(scores, index, progress=progress)
+        if step > steps // 2:
+            resumed.entropic_risk(scores, index, progress=progress)
+    assert torch.equal(variable.nu, resumed.nu)
+    assert variable.auto.reference == resumed.auto.reference
+    copied = copy.deepcopy(variable)
+    assert copied.auto is not variable.auto
+    variable.reset()
+    assert variable.auto.reference is None
+    assert copied.auto.reference is not None
+
+
+def test_states_with_and_without():
+    fixed, auto = DualVariable(4, SCENT(0.0)), train(DualVariable(4, SCENT("auto")), 4, 50, 2)
+    state = auto.state_dict()
+    fixed.load_state_dict(state)
+    assert torch.equal(fixed.nu, auto.nu)
+    other = DualVariable(4, SCENT("auto"))
+    other.load_state_dict(fixed.state_dict())
+    assert torch.equal(other.nu, auto.nu)
+    assert other.auto.reference is None
+    auto.grow(7)
+    assert auto.auto.num_anchors == 7
+
+
+def _ranks(rank):
+    variable = DualVariable(8, SCENT("auto"))
+    for scores, index, progress in batches(8, 60, 4):
+        share = slice(0, 3) if rank == 0 else slice(3, 4)
+        variable.entropic_risk(scores[share], index[share], progress=progress)
+    return variable.nu.tolist(), variable.auto.reference
+
+
+def test_the_same_in_every_process(tmp_path):
+    first, second = in_two_processes(_ranks, tmp_path)
+    assert first == second
+    alone = train(DualVariable(8, SCENT("auto")), 8, 60, 4)
+    torch.testing.assert_close(torch.tensor(first[0]), alone.nu, rtol=1e-5, atol=1e-5)
+    assert first[1] == pytest.approx(alone.auto.reference)
+
+
+def test_under_a_trainer(tmp_path):
+    data = SoftmaxData(rows=48)
+    task = SoftmaxTask(data.num_anchors, SCENT("auto"))
+    trainer = quiet_trainer(max_epochs=30, limit_val_batches=0)
+    trainer.fit(task, data)
+    auto = task.duals["nu"].auto
+    assert auto.epoch == pytest.approx(1 / 30)
+    assert auto.reference is not None
+    assert auto.rise == pytest.approx(0.5 * math.log(30))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    loaded = SoftmaxTask.load_from_checkpoint(tmp_path / "a.ckpt")
+    assert repr(loaded.duals["nu"].update) == "SCENT(log_alpha='auto', max_log_weight=4.0)"
+    assert loaded.duals["nu"].auto.reference == auto.reference
+    with pytest.raises(InputError, match="needs to know how long the run is"):
+        quiet_trainer(max_epochs=-1, max_time="00:00:01:00", limit_val_batches=0).fit(
+            SoftmaxTask(data.num_anchors, SCENT("auto")), data
+        )
+
+
+def test_errors():
+    with pytest.raises(InputError, match="log_alpha must be a number or \"auto\", got 'automatic'"):
+        SCENT("automatic")
+    with pytest.raises(InputError, match="step by a DualVariable"):
+        SCENT("auto").step(torch.zeros(1), torch.zeros(1, 3))
