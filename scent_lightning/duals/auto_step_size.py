@@ -7,6 +7,10 @@ scale of the scores, and faster ones to those that are still above it. The refer
 window so far, as seen in the batches: it can fall and never rise again, for one outlier among the batches would then
 take α with it. The first window has none, and α = ∞ (BSGD). c rises linearly, so that the average gets longer as the
 model settles, and at last α falls to 0 by a cosine.
+
+How far c rises, to at most 4, is half the logarithm of how often the run sees an anchor: an average over more visits
+than there are is none. The guard, where none is given, is as large, and at least 1: a weight of :math:`1/\gamma` is
+what a step of the average can make of the next batch.
 """
 
 from __future__ import annotations
@@ -21,8 +25,6 @@ from scent_lightning.functional import wide
 
 __all__ = ["AutoStepSize"]
 
-# The guard, where none is given.
-MAX_LOG_WEIGHT = 4.0
 # Fractions of the run: after how much the reference may fall, and when c has risen and α begins to fall.
 WINDOW, RISEN = 1 / 300, 0.9
 # c at the end of its rise: γ is 0.018 there; with few visits of an anchor less, as there is less to average over.
@@ -76,6 +78,11 @@ class AutoStepSize(nn.Module):
             remaining = (1.0 + math.cos(math.pi * min((progress - RISEN) / (1.0 - RISEN), 1.0))) / 2.0
             log_alpha += math.log(remaining) if remaining > 0 else -math.inf
         return log_alpha
+
+    @property
+    def max_log_weight(self) -> float:
+        """The guard that goes with the rise."""
+        return max(self.rise, 1.0)
 
     def turn(self, progress: float) -> None:
         """Close the window if it is over; called before a step."""

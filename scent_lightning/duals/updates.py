@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from scent_lightning import functional
-from scent_lightning.duals.auto_step_size import MAX_LOG_WEIGHT
 from scent_lightning.duals.schedules import SCHEDULES, Schedule, scheduled, scheduled_log
 from scent_lightning.errors import InputError
 
@@ -226,12 +225,12 @@ class SCENT(_ScheduledUpdate):
     finds it during the run: :class:`~scent_lightning.duals.auto_step_size.AutoStepSize`.
 
     Args:
-        log_alpha: natural logarithm of the step size α; from −60 to 60 in real use, any size is exact. Or "auto": the
+        log_alpha: natural logarithm of the step size α; from −60 to 60 in real use, any size is exact. "auto": the
             table finds it, by the progress of the run (without a Trainer, or a progress of one's own, that is BSGD).
         schedule: "constant" (published) or "cosine", which takes α from exp(log_alpha) to exp(final). Not for "auto".
         final: logarithm of α at the end of a cosine schedule; None means that α goes to 0.
-        max_log_weight: the guard (see :class:`DualUpdate`); 1 to 5 where training is unstable, None as published. For
-            "auto", None is 4.
+        max_log_weight: the guard (see :class:`DualUpdate`); 1 to 5 where training is unstable, None as published. With
+            "auto", None is 1 to 4, by how often an anchor is seen in the run.
 
     Raises:
         InputError: an argument out of its range.
@@ -245,13 +244,11 @@ class SCENT(_ScheduledUpdate):
 
     def __init__(
         self,
-        log_alpha: float | Literal["auto"],
+        log_alpha: float | Literal["auto"] = "auto",
         schedule: Schedule = "constant",
         final: float | None = None,
         max_log_weight: float | None = None,
     ) -> None:
-        if log_alpha == "auto" and max_log_weight is None:
-            max_log_weight = MAX_LOG_WEIGHT
         super().__init__(schedule, final, max_log_weight)
         allowed = 'a number or "auto"'
         self.log_alpha = log_alpha if log_alpha == "auto" else _number("log_alpha", log_alpha, allowed, True)

@@ -108,7 +108,7 @@ class DualVariable(nn.Module):
         self.update = update
         self.placement = placement
         self.auto = AutoStepSize(num_anchors) if update.is_auto else None
-        self._found = SCENT(0.0, max_log_weight=update.max_log_weight) if update.is_auto else None
+        self._found = SCENT(0.0) if update.is_auto else None
         self._last: DualStep | None = None
         self._last_of_one: tuple[Any, ...] | None = None
         self.if_changed: IfChanged = "error"
@@ -134,6 +134,8 @@ class DualVariable(nn.Module):
             return self.update
         self.auto.turn(progress)
         self._found.log_alpha = self.auto.log_alpha(progress)
+        limit = self.update.max_log_weight
+        self._found.max_log_weight = self.auto.max_log_weight if limit is None else limit
         return self._found
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -422,14 +424,15 @@ class DualVariable(nn.Module):
         all_log_mean, groups = exchange.merge(all_rows, all_log_mean, counts)
         stored, visited = self._read(all_rows, home)
         before = torch.where(visited, stored, all_log_mean)
+        update = self.update_at(progress)
         if step_scores is None:
-            unguarded = self.update_at(progress).step_from_log_mean(before, all_log_mean, progress)
+            unguarded = update.step_from_log_mean(before, all_log_mean, progress)
         else:
             proposed = wide(step_scores((before if mine is None else before[mine]).float().to(device)))
             if mine is not None:
                 (proposed,), _ = exchange.gather(proposed)
             unguarded = exchange.merge_mean(proposed.to(home), counts, groups)
-        all_nu = self.update.guard(unguarded, all_log_mean).float()
+        all_nu = update.guard(unguarded, all_log_mean).float()
         all_seen = None
         if not isinstance(counts, int) or counts == 0:
             seen = all_log_mean != -math.inf

@@ -158,15 +158,21 @@ def test_under_a_trainer(tmp_path):
     auto = task.duals["nu"].auto
     assert auto.epoch == pytest.approx(1 / 30)
     assert auto.reference is not None
-    assert auto.rise == pytest.approx(0.5 * math.log(30))
+    assert auto.rise == auto.max_log_weight == pytest.approx(0.5 * math.log(30))
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     loaded = SoftmaxTask.load_from_checkpoint(tmp_path / "a.ckpt")
-    assert repr(loaded.duals["nu"].update) == "SCENT(log_alpha='auto', max_log_weight=4.0)"
+    assert repr(loaded.duals["nu"].update) == "SCENT()"
     assert loaded.duals["nu"].auto.reference == auto.reference
     with pytest.raises(InputError, match="needs to know how long the run is"):
         quiet_trainer(max_epochs=-1, max_time="00:00:01:00", limit_val_batches=0).fit(
             SoftmaxTask(data.num_anchors, SCENT("auto")), data
         )
+
+
+def test_nothing_to_set():
+    assert SCENT().log_alpha == "auto"
+    variable = DualVariable(4, SCENT(max_log_weight=2.5))
+    assert variable.update_at(0.0).max_log_weight == 2.5
 
 
 def test_errors():
