@@ -8,8 +8,8 @@ window so far, as seen in the batches: it can fall and never rise again, for one
 take α with it. The first window has none, and α = ∞ (BSGD). c rises linearly, so that the average gets longer as the
 model settles, and at last α falls to 0 by a cosine.
 
-How far c rises, to at most 4, is half the logarithm of how often the run sees an anchor: an average over more visits
-than there are is none. The guard, where none is given, is as large, and at least 1: a weight of :math:`1/\gamma` is
+How far c rises, to at most 4, is the logarithm of how often the run sees an anchor: an average over more visits than
+there are is none. The guard, where none is given, is as large, and at least 1: a weight of :math:`1/\gamma` is
 what a step of the average can make of the next batch.
 """
 
@@ -94,7 +94,7 @@ class AutoStepSize(nn.Module):
         if math.isfinite(estimate):
             if self.reference is None:
                 a_run = self.visits / self.num_anchors / (progress - self.begun)
-                self.rise = min(LARGEST_RISE, 0.5 * math.log(max(a_run, 1.0)))
+                self.rise = min(LARGEST_RISE, math.log(max(a_run, 1.0)))
                 self.reference = estimate
             self.reference = min(self.reference, estimate)
         self._begin(progress)

@@ -158,7 +158,7 @@ def test_under_a_trainer(tmp_path):
     auto = task.duals["nu"].auto
     assert auto.epoch == pytest.approx(1 / 30)
     assert auto.reference is not None
-    assert auto.rise == auto.max_log_weight == pytest.approx(0.5 * math.log(30))
+    assert auto.rise == auto.max_log_weight == pytest.approx(math.log(30))
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     loaded = SoftmaxTask.load_from_checkpoint(tmp_path / "a.ckpt")
     assert repr(loaded.duals["nu"].update) == "SCENT()"
