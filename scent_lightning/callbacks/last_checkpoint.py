@@ -50,13 +50,14 @@ class LastCheckpoint(ModelCheckpoint):
         super().__init__(save_top_k=0, save_last=True)
         self.at_most_every_s = at_most_every_s
         self.at_least_every_s = at_least_every_s
-        self._written_at = -math.inf
+        self._written_at = self._epoch_began = -math.inf
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the first one."""
         super().on_train_start(trainer, pl_module)
         self._check_finite(pl_module, "before the first step")
         self._last_global_step_saved = -1  # of this run nothing is written
+        self._epoch_began = time.monotonic()
         self._write(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -64,6 +65,11 @@ class LastCheckpoint(ModelCheckpoint):
         when = f"at the end of epoch {trainer.current_epoch}"
         self._check_finite(pl_module, when)
         self._write_after(self.at_most_every_s, trainer, pl_module, when)
+        now = time.monotonic()
+        if trainer.strategy.broadcast(now - self._epoch_began < self.at_least_every_s / 2):
+            # Epochs are short, and a hook at every step costs 2 % of a small one: the Trainer passes over None.
+            self.on_train_batch_end = None  # type: ignore[assignment,method-assign]
+        self._epoch_began = now
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
