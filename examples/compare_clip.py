@@ -81,7 +81,7 @@ def spread(values: list[float]) -> tuple[float, float]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Mean and deviation over the seeds in percent, as a Markdown table."""
-    head = ["batch", "method", *(f"{name.replace('_', ' ').replace(' R@', ' R@')}" for name in RECALLS), "settings"]
+    head = ["batch", "method", *(name.replace("_", " ") for name in RECALLS), "settings"]
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for batch_size in sorted({row["batch_size"] for row in rows}):
         for method in NAMES:

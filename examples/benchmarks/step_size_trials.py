@@ -87,7 +87,6 @@ class Auto:
         return log_alpha
 
 
-Rule = Callable[[Array, float], Array]
 RULES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "by hand": Fixed,
     "by hand − 5": lambda settings: Fixed(settings, -5.0),

@@ -62,9 +62,9 @@ class LastCheckpoint(ModelCheckpoint):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write one in its place, if it is time."""
-        when = f"at the end of epoch {trainer.current_epoch}"
-        self._check_finite(pl_module, when)
-        self._write_after(self.at_most_every_s, trainer, pl_module, when)
+        self._check_finite(pl_module, f"at the end of epoch {trainer.current_epoch}")
+        if self._is_due(trainer, self.at_most_every_s):
+            self._write(trainer)
         now = time.monotonic()
         if trainer.strategy.broadcast(now - self._epoch_began < self.at_least_every_s / 2):
             # Epochs are short, and a hook at every step costs 2 % of a small one: the Trainer passes over None.
@@ -75,8 +75,9 @@ class LastCheckpoint(ModelCheckpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Write one within a long epoch; the clock is looked at every so many steps."""
-        if (batch_idx + 1) % LOOK_EVERY == 0:
-            self._write_after(self.at_least_every_s, trainer, pl_module, f"at step {trainer.global_step}")
+        if (batch_idx + 1) % LOOK_EVERY == 0 and self._is_due(trainer, self.at_least_every_s):
+            self._check_finite(pl_module, f"at step {trainer.global_step}")
+            self._write(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Nothing: the epoch's end is what counts."""
@@ -91,11 +92,9 @@ class LastCheckpoint(ModelCheckpoint):
         if self.last_model_path and Path(self.last_model_path).is_file():
             rank_zero_info(f"Last checkpoint: {self.last_model_path}")
 
-    def _write_after(self, seconds: float, trainer: L.Trainer, pl_module: L.LightningModule, when: str) -> None:
-        due = time.monotonic() - self._written_at >= seconds
-        if trainer.strategy.broadcast(due):  # by the first process's clock: all write, or none
-            self._check_finite(pl_module, when)
-            self._write(trainer)
+    def _is_due(self, trainer: L.Trainer, seconds: float) -> bool:
+        """Whether so long has passed since the last writing, by the first process's clock: all write, or none."""
+        return bool(trainer.strategy.broadcast(time.monotonic() - self._written_at >= seconds))
 
     def _write(self, trainer: L.Trainer) -> None:
         # Not ModelCheckpoint's own hooks: where it keeps no other files, these write the last one once a run is over.

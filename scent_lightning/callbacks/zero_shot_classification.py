@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -18,6 +17,7 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 from scent_lightning.data.pair_sources import BadPairError, decode, elsewhere, first_line
 from scent_lightning.errors import InputError
 from scent_lightning.metrics import ZeroShotAccuracy
+from scent_lightning.metrics.retrieval import first_of_each
 
 __all__ = ["ZeroShotClassification"]
 
@@ -261,9 +261,9 @@ def _unrepeated(rows: list[tuple[Tensor, Tensor]], labels: Tensor, trainer: L.Tr
     """Embeddings and classes of the rows that have one: each in one process only, and once there."""
     index = torch.cat([labels.new_empty(0), *(part[1].long() for part in rows)])
     everyone = gather_all_tensors(index) if trainer.world_size > 1 else [index]
-    _, first = np.unique(torch.cat(everyone).cpu().numpy(), return_index=True)
+    first = first_of_each(torch.cat(everyone))
     start = sum(len(part) for part in everyone[: trainer.global_rank])
-    mine = torch.from_numpy(first[(first >= start) & (first < start + len(index))] - start).to(labels.device)
+    mine = first[(first >= start) & (first < start + len(index))] - start
     mine = mine[labels[index[mine]] >= 0]
     return [(torch.cat([part[0] for part in rows])[mine], labels[index[mine]])] if len(mine) else []
 

@@ -60,11 +60,16 @@ class _Split(Dataset[Batch]):
         features, labels, position = self.__getitems__([index])
         return features[0], labels[0], position[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def _rows_of(self, indices: Sequence[int]) -> Array:
+        """The rows of a batch, shape (B,), int64, checked; notes the epoch they are of."""
         self.epoch = getattr(indices, "epoch", 0)
         index = np.asarray(indices, dtype=np.int64)
         if index.size and (index.min() < 0 or index.max() >= len(self)):
             raise IndexError(f"index out of range: the split has {len(self)} rows")
+        return index
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        index = self._rows_of(indices)
         features, labels = self._fetch(index)
         return torch.from_numpy(features), torch.from_numpy(labels), torch.from_numpy(index)
 

@@ -105,11 +105,7 @@ class _PairSplit(_Split):
         return images[0], texts[0], position[0]
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        self.epoch = getattr(indices, "epoch", 0)
-        index = np.asarray(indices, dtype=np.int64)
-        if index.size and (index.min() < 0 or index.max() >= self.rows):
-            raise IndexError(f"index out of range: the split has {self.rows} rows")
-        images, texts, rows = self._batch(index)
+        images, texts, rows = self._batch(self._rows_of(indices))
         return self.normalise(images), texts.to(torch.int64), rows
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from scent_lightning.data.batch_sampler import EpochBatchSampler, ShuffledBatchSampler
+from scent_lightning.data.batch_sampler import EpochBatchSampler, ShuffledBatchSampler, check_positive_integer
 from scent_lightning.errors import InputError
 
 __all__ = ["IndexedTensorDataset", "ResumableLoader", "batch_loader", "sampled_loader"]
@@ -186,7 +186,6 @@ def batch_loader(
 
 def check_batch_size(batch_size: int, rows: int, what: str = "training rows") -> None:
     """Raise InputError unless 1 ≤ ``batch_size`` ≤ ``rows``."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size must be a positive integer, got {batch_size!r}")
+    check_positive_integer("batch_size", batch_size)
     if batch_size > rows:
         raise InputError(f"batch_size {batch_size} is larger than the data: there are {rows} {what}")

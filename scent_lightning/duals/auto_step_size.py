@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scent_lightning.duals.schedules import scheduled_log
 from scent_lightning.functional import wide
 
 __all__ = ["AutoStepSize"]
@@ -74,10 +75,9 @@ class AutoStepSize(nn.Module):
         if self.reference is None:
             return math.inf
         log_alpha = -self.reference - self.rise * min(progress / RISEN, 1.0)
-        if progress > RISEN:
-            remaining = (1.0 + math.cos(math.pi * min((progress - RISEN) / (1.0 - RISEN), 1.0))) / 2.0
-            log_alpha += math.log(remaining) if remaining > 0 else -math.inf
-        return log_alpha
+        if progress <= RISEN:
+            return log_alpha
+        return scheduled_log("cosine", log_alpha, -math.inf, (progress - RISEN) / (1.0 - RISEN))
 
     @property
     def max_log_weight(self) -> float:

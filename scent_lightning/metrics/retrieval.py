@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 
-__all__ = ["RetrievalRecall", "retrieval_ranks"]
+__all__ = ["RetrievalRecall", "first_of_each", "retrieval_ranks"]
 
 
 def retrieval_ranks(queries: Tensor, items: Tensor, group: Tensor | None = None, chunk: int = 1024) -> Tensor:
@@ -119,7 +119,7 @@ class RetrievalRecall(Metric):
             if len(numbers) not in (0, len(images)):
                 raise InputError(f"{name} must be given for all pairs or none, got {len(numbers)} of {len(images)}")
         if len(indices):
-            first = _first_of_each(indices)
+            first = first_of_each(indices)
             images, texts, groups = (state[first] if len(state) else state for state in (images, texts, groups))
         found: dict[str, Tensor] = {}
         for name, queries, items in (("image_to_text", images, texts), ("text_to_image", texts, images)):
@@ -130,7 +130,7 @@ class RetrievalRecall(Metric):
         return found
 
 
-def _first_of_each(indices: Tensor) -> Tensor:
+def first_of_each(indices: Tensor) -> Tensor:
     """Positions of the first occurrence of each value."""
     order = indices.argsort(stable=True)
     ordered = indices[order]

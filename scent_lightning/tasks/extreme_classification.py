@@ -173,7 +173,8 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν at the batch's rows and return the dual objective."""
         inputs, labels, index = batch
-        all_labels = exchange.of_all_processes(labels) if exchange.distributed() else None
+        shared = self.head.negatives == "in_batch" and exchange.distributed()
+        all_labels = exchange.of_all_processes(labels) if shared else None
         scores, mask = self.head(self(inputs), labels, all_labels, self._draws())
         if scores.shape[1] < 2 and self.head.negatives == "in_batch":
             self._count_skipped(labels if all_labels is None else all_labels)
