@@ -1,12 +1,14 @@
-"""Try rules for SCENT's step size on robust regression: many runs of a cell at once in NumPy, minutes for all six.
+"""Try rules for SCENT's step size: many runs of a small problem at once, in one tensor, minutes for all of them.
 
-Every run is the one of configs/dro_CELL.yaml in float64: least squares, batches of 100, Nesterov momentum 0.9, a cosine
-learning rate, the gradient clipped by norm; one dual variable. Only log α is a rule's own. Printed: the gap
-(F − F*)/F* in percent at the end, mean over seeds (and the worst).
+A problem is a cell of robust regression (as configs/dro_CELL.yaml says), partial AUC with a known optimum (as
+examples/pauc_known_optimum.py, with 32 or 4 negatives a batch) or the glyphs (as examples/compare_xc.py). Batches,
+learning rates and clipping are theirs; only log α and the guard are a rule's own: add yours to RULES. Printed is, mean
+over seeds (and the worst), the gap to the optimum in percent, or for the glyphs the exact cross-entropy of 8,000
+training rows.
 
-A rule sees ℓ of the batch and the progress of the run, and gives log α: add yours to RULES.
-
-    python examples/benchmarks/step_size_trials.py --cells abalone_tau0.2 --seeds 0 1 2
+    python examples/benchmarks/step_size_trials.py --problems california_tau0.2 --seeds 0 1 2
+    python examples/benchmarks/step_size_trials.py --problems pauc_4_tau0.1 --pauc-features runs/pauc/features
+    python examples/benchmarks/step_size_trials.py --problems glyphs --glyphs data/glyphs --device cuda
 """
 
 from __future__ import annotations
@@ -17,154 +19,320 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import torch
 import yaml
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+import pauc_known_optimum
+from compare_xc import SETTINGS as XC_SETTINGS
+from compare_xc import fixed_rows
 from reproduce_dro_table import CELLS, CONFIGS, data_module, optimum, temperature
 
-Array = npt.NDArray[np.float64]
+from scent_lightning.duals import auto_step_size
+
+PAUC = {f"pauc_{count}_tau{tau}": (count, tau) for count, tau in pauc_known_optimum.SETTINGS}
+PROBLEMS = (*CELLS, *PAUC, "glyphs")
 
 
-def remaining(progress: float) -> float:
-    """Half a cosine from 1 to 0."""
-    return (1 + math.cos(math.pi * min(max(progress, 0.0), 1.0))) / 2
+@dataclass(frozen=True)
+class Rule:
+    """How log α goes over a run.
 
-
-class Fixed:
-    """What the configuration says: log α by hand, constant or with α falling to 0 by a cosine."""
-
-    def __init__(self, settings: dict[str, Any], shift: float = 0.0) -> None:
-        self.log_alpha = settings["log_alpha"] + shift
-        self.cosine = settings.get("schedule") == "cosine"
-        self.guard = settings.get("max_log_weight", math.inf)
-
-    def __call__(self, log_mean: Array, progress: float) -> Array:
-        """Log α for this step, shape (seeds,); ``log_mean`` is ℓ of each seed's batch."""
-        falling = math.log(max(remaining(progress), 1e-300)) if self.cosine else 0.0
-        return np.full_like(log_mean, self.log_alpha + falling)
-
-
-class Auto:
-    """log α = −reference − c: the reference is the least mean of the objective over a window, c rises, α then falls.
-
-    Args:
-        rise: c at the end of its rise, from 0.
-        until: fraction of the run at which c stops rising and α begins to fall to 0 by a cosine.
-        window: fraction of the run after which the reference may fall; α is infinite in the first.
+    Attributes:
+        log_alpha: by hand; None is auto, as in the package, and the rest but the guard is its constants.
+        cosine: whether α by hand falls to 0 by a cosine.
         guard: largest log weight.
-        start: c at the start.
+        rise: how far c rises at most.
+        until: fraction of the run at which c has risen and α begins to fall.
+        window: fraction of the run after which the reference may fall.
+        lag: how far ν may lag.
+        variance: of ν, below which c rises no further.
+        lr: factor of the learning rate.
+        seed: of the batches.
     """
 
-    def __init__(
-        self, rise: float = 6.0, until: float = 0.8, window: float = 0.01, guard: float = 2.0, start: float = 0.0
-    ) -> None:
-        self.rise, self.until, self.window, self.guard, self.start = rise, until, window, guard, start
-        self.reference: Array | None = None
-        self.total: Array | None = None
-        self.count = 0
-        self.number = 0
-
-    def __call__(self, log_mean: Array, progress: float) -> Array:
-        number = int(progress / self.window)
-        if number > self.number and self.total is not None:
-            estimate = self.total - math.log(self.count)
-            self.reference = estimate if self.reference is None else np.minimum(self.reference, estimate)
-            self.total, self.count, self.number = None, 0, number
-        if self.reference is None:
-            log_alpha = np.full_like(log_mean, np.inf)
-        else:
-            c = self.start + (self.rise - self.start) * min(progress / self.until, 1.0)
-            log_alpha = -self.reference - c
-            if progress > self.until:
-                log_alpha = log_alpha + math.log(max(remaining((progress - self.until) / (1 - self.until)), 1e-300))
-        self.total = log_mean.copy() if self.total is None else np.logaddexp(self.total, log_mean)
-        self.count += 1
-        return log_alpha
+    log_alpha: float | None = None
+    cosine: bool = False
+    guard: float = auto_step_size.GUARD
+    rise: float = auto_step_size.LARGEST_RISE
+    until: float = auto_step_size.RISEN
+    window: float = auto_step_size.WINDOW
+    lag: float = auto_step_size.LARGEST_LAG
+    variance: float = auto_step_size.SMALL_VARIANCE
+    lr: float = 1.0
+    seed: int = 0
 
 
-RULES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "by hand": Fixed,
-    "by hand − 5": lambda settings: Fixed(settings, -5.0),
-    "by hand + 5": lambda settings: Fixed(settings, 5.0),
-    "auto, c 0 to 6 until 0.8": lambda _: Auto(),
-    "auto, c 0 to 4 until 0.5": lambda _: Auto(rise=4.0, until=0.5),
-    "auto, c 0 to 2 until 0.5": lambda _: Auto(rise=2.0, until=0.5),
-    "auto, c 3 until 0.5": lambda _: Auto(rise=3.0, start=3.0, until=0.5),
-    "auto, c 0 to 6 until 0.5": lambda _: Auto(rise=6.0, until=0.5),
-}
+def remaining(progress: float | Tensor) -> Tensor:
+    """Half a cosine from 1 to 0."""
+    return (1 + torch.cos(math.pi * torch.as_tensor(progress, dtype=torch.float64).clamp(0, 1))) / 2
 
 
-def trial(cell: str, seeds: list[int], rules: dict[str, Any], data_dir: str | None) -> dict[str, list[float]]:
-    """Objective at the end of every run, by rule and seed."""
+class StepSizes:
+    """The dual step of many runs, each by its rule.
+
+    Args:
+        rules: one for each run.
+        visits: how often a run sees an anchor.
+        one_epoch: an epoch as a fraction of the run if there is one anchor, else 0.
+        device: where the numbers are.
+    """
+
+    def __init__(self, rules: list[Rule], visits: float, one_epoch: float, device: str) -> None:
+        def column(name: str) -> Tensor:
+            return torch.tensor([float(getattr(rule, name)) for rule in rules], dtype=torch.float64, device=device)
+
+        self.visits, self.one = visits, one_epoch > 0
+        self.auto = torch.tensor([rule.log_alpha is None for rule in rules], device=device)
+        self.fixed = torch.tensor([rule.log_alpha or 0.0 for rule in rules], dtype=torch.float64, device=device)
+        self.cosine, self.guard = column("cosine") > 0, column("guard")
+        self.rise, self.until = column("rise"), column("until")
+        self.lag, self.small_variance = column("lag"), column("variance")
+        self.window = column("window").clamp(min=one_epoch) * (1 - 1e-9)
+        self.reference = torch.full_like(self.fixed, math.inf)
+        self.first, self.least, self.variance = self.reference, self.reference, self.reference
+        self.begun = torch.zeros_like(self.fixed)
+        self._begin(torch.ones_like(self.auto), 0.0)
+
+    def _begin(self, over: Tensor, progress: float) -> None:
+        """A new window where the old is over."""
+        zero = torch.zeros_like(self.fixed)
+        old = (zero,) * 5 if progress == 0.0 else (self.squares, self.known, self.nu, self.log_mean, self.count)
+        self.squares, self.known, self.nu, self.log_mean, self.count = (torch.where(over, 0.0, each) for each in old)
+        self.log_sum = torch.where(over, -math.inf, zero if progress == 0.0 else self.log_sum)
+        self.begun = torch.where(over, progress, self.begun)
+
+    def log_alpha(self, progress: float) -> Tensor:
+        """Log α of each run, shape ``(R,)``."""
+        over = (progress - self.begun >= self.window) & (self.count > 0)
+        estimate = self.log_sum - self.count.log() if self.one else torch.maximum(self.nu, self.log_mean) / self.count
+        log_mean = torch.where(over, self.log_mean / self.count, math.inf)
+        self.first = torch.where(over & self.reference.isinf(), log_mean, self.first)
+        self.least = torch.minimum(self.least, log_mean)
+        self.reference = torch.where(over, torch.minimum(self.reference, estimate), self.reference)
+        self.variance = torch.where(over & (self.known > 0), self.squares / self.known, self.variance)
+        self._begin(over, progress)
+        rise = self.rise.minimum((self.variance.clamp(min=1e-30) / (2 * self.small_variance)).log())
+        c = rise * (progress / self.until).clamp(max=1)
+        fall = (self.first - self.least).nan_to_num(0.0) / max(self.visits * progress, 1.0)
+        found = -self.reference - c.minimum((self.lag / fall.clamp(min=1e-30)).log())
+        found += remaining((progress - self.until) / (1 - self.until).clamp(min=1e-9)).clamp(min=1e-300).log()
+        found = torch.where(torch.isinf(self.reference), math.inf, found)
+        falling = remaining(progress).clamp(min=1e-300).log().to(self.fixed.device)
+        return torch.where(self.auto, found, self.fixed + torch.where(self.cosine, falling, 0.0))
+
+    def step(self, nu: Tensor, log_mean: Tensor, progress: float) -> Tensor:
+        """New ν, shape ``(R, B)``, from the old (NaN where an anchor is new) and ℓ."""
+        known = ~nu.isnan()
+        nu = torch.where(known, nu, log_mean)
+        log_alpha = self.log_alpha(progress).unsqueeze(1)
+        shifted = log_alpha + nu
+        moved = torch.logaddexp(nu, shifted + log_mean) - torch.logaddexp(torch.zeros_like(shifted), shifted)
+        moved = torch.where(log_alpha == math.inf, log_mean, moved).maximum(log_mean - self.guard.unsqueeze(1))
+        self.squares = self.squares + (log_mean - nu).square().sum(dim=1)  # 0 where ν was not known
+        self.known = self.known + known.sum(dim=1)
+        self.nu, self.log_mean = self.nu + moved.mean(dim=1), self.log_mean + log_mean.mean(dim=1)
+        self.log_sum = torch.logaddexp(self.log_sum, log_mean[:, 0])
+        self.count = self.count + 1
+        return moved
+
+
+def orders(size: int, rules: list[Rule], generators: dict[int, torch.Generator], device: str) -> Tensor:
+    """A permutation for each run, the same for the same seed, shape ``(R, size)``."""
+    drawn = {seed: torch.randperm(size, generator=generator) for seed, generator in generators.items()}
+    return torch.stack([drawn[rule.seed] for rule in rules]).to(device)
+
+
+def seeded(rules: list[Rule]) -> dict[int, torch.Generator]:
+    return {rule.seed: torch.Generator().manual_seed(rule.seed) for rule in rules}
+
+
+def log_mean_exp(scores: Tensor) -> Tensor:
+    return torch.logsumexp(scores, dim=-1) - math.log(scores.shape[-1])
+
+
+def regression(cell: str, rules: list[Rule], data_dir: str | None, device: str, epochs: int | None) -> list[float]:
+    """Gap of every run in percent: least squares, one anchor."""
     config = yaml.safe_load((CONFIGS / f"dro_{cell}.yaml").read_text())
-    model, dual, trainer = config["model"]["init_args"], config["dual"]["init_args"], config["trainer"]
-    tau, lr, clip = temperature(cell), float(model["lr"]), trainer["gradient_clip_val"]
-    epochs, batch_size = trainer["max_epochs"], config["data"]["init_args"]["batch_size"]
+    model, trainer = config["model"]["init_args"], config["trainer"]
+    tau, clip = temperature(cell), trainer["gradient_clip_val"]
+    batch_size, epochs = config["data"]["init_args"]["batch_size"], epochs or trainer["max_epochs"]
     batches = [batch[:2] for batch in data_module(cell, data_dir).predict_dataloader()]
-    features, target = (np.concatenate([batch[i].double().numpy() for batch in batches]) for i in range(2))
-    rows = np.hstack([features, np.ones((len(target), 1))])
-    made = {name: make(dual) for name, make in rules.items()}
-    guards = np.array([rule.guard for rule in made.values()])[:, None]
-    shape = (len(made), len(seeds))
-    weights = np.broadcast_to(np.linalg.lstsq(rows, target, rcond=None)[0], (*shape, rows.shape[1])).copy()
-    momentum = np.zeros_like(weights)
-    nu = np.zeros(shape)
-    generators = [np.random.default_rng(seed) for seed in seeds]
+    features, target = (torch.cat([batch[i].double() for batch in batches]).to(device) for i in range(2))
+    rows = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
+    weights = torch.linalg.lstsq(rows, target.unsqueeze(1)).solution.T.repeat(len(rules), 1)
+    momentum = torch.zeros_like(weights)
+    lr = torch.tensor([[float(model["lr"]) * rule.lr] for rule in rules], dtype=torch.float64, device=device)
     per_epoch = -(-len(target) // batch_size)
-    step, steps = 0, epochs * per_epoch
+    steps = epochs * per_epoch
+    sizes = StepSizes(rules, steps, 1 / epochs, device)
+    nu = torch.full((len(rules), 1), math.nan, dtype=torch.float64, device=device)
+    generators, step = seeded(rules), 0
     for _ in range(epochs):
-        orders = np.stack([generator.permutation(len(target)) for generator in generators])
-        for start in range(0, len(target), batch_size):
-            progress = step / steps
-            chosen = orders[:, start : start + batch_size]
+        order = orders(len(target), rules, generators, device)
+        for chosen in order.split(batch_size, dim=1):
             inputs = rows[chosen]
-            residual = np.einsum("sbd,rsd->rsb", inputs, weights) - target[chosen]
-            scores = residual**2 / tau
-            largest = scores.max(axis=2)
-            exponentials = np.exp(scores - largest[:, :, None])
-            log_mean = largest + np.log(exponentials.mean(axis=2))
-            if step == 0:
-                nu = log_mean.copy()
-            log_alpha = np.stack([rule(log_mean[i], progress) for i, rule in enumerate(made.values())])
-            with np.errstate(invalid="ignore"):
-                moved = nu + np.logaddexp(0, log_alpha + log_mean) - np.logaddexp(0, log_alpha + nu)
-            nu = np.maximum(np.where(np.isinf(log_alpha), log_mean, moved), log_mean - guards)
-            factor = np.exp(np.minimum(largest - nu, 600.0))[:, :, None] * exponentials * residual
-            gradient = np.einsum("rsb,sbd->rsd", factor, inputs) * (2 / chosen.shape[1])
-            norm = np.sqrt((gradient**2).sum(axis=2, keepdims=True))
-            gradient *= np.minimum(1.0, clip / (norm + 1e-6))
+            residual = torch.bmm(inputs, weights.unsqueeze(2)).squeeze(2) - target[chosen]
+            scores = residual.square() / tau
+            nu = sizes.step(nu, log_mean_exp(scores).unsqueeze(1), step / steps)
+            factor = (scores - nu).clamp(max=600).exp() * residual * (2 / chosen.shape[1])
+            gradient = torch.bmm(factor.unsqueeze(1), inputs).squeeze(1)
+            gradient *= (clip / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
             momentum = 0.9 * momentum + gradient
-            weights -= lr * remaining(progress) * (gradient + 0.9 * momentum)
+            weights = weights - lr * float(remaining(step / steps)) * (gradient + 0.9 * momentum)
             step += 1
-    scores = (np.einsum("nd,rsd->rsn", rows, weights) - target) ** 2 / tau
-    largest = scores.max(axis=2)
-    final = tau * (largest + np.log(np.exp(scores - largest[:, :, None]).mean(axis=2)))
-    return {name: final[i].tolist() for i, name in enumerate(made)}
+    final = tau * log_mean_exp((weights @ rows.T - target).square() / tau)
+    best = optimum(cell, data_dir)
+    return [100 * (value / best - 1) for value in final.tolist()]
+
+
+def partial_auc(problem: str, rules: list[Rule], folder: Path, device: str, epochs: int | None) -> list[float]:
+    """Gap of every run in percent of the gap at the start: a linear head, squared hinge."""
+    count, tau = PAUC[problem]
+    pairs = pauc_known_optimum.read_features(folder)
+    best = pauc_known_optimum.solve(*pairs, tau)[0]
+    positives, negatives = (torch.from_numpy(rows).to(device) for rows in pairs)
+    batch, margin = pauc_known_optimum.POSITIVES_PER_BATCH, pauc_known_optimum.MARGIN
+    epochs, per_epoch = epochs or 60, (len(positives) + len(negatives)) // (2 * batch)
+    steps = epochs * per_epoch
+    lr = pauc_known_optimum.SETTINGS[count, tau]["SCENT"][0]
+    rate = torch.tensor([[lr * rule.lr] for rule in rules], dtype=torch.float64, device=device)
+    sizes = StepSizes(rules, steps * batch / len(positives), 0.0, device)
+    weights = torch.zeros(len(rules), positives.shape[1], dtype=torch.float64, device=device)
+    momentum = torch.zeros_like(weights)
+    nu = torch.full((len(rules), len(positives)), math.nan, dtype=torch.float64, device=device)
+    generators = seeded(rules)
+    taken: list[list[Tensor]] = [[], []]
+    for step in range(steps):
+        for i, (size, part) in enumerate(((len(positives), batch), (len(negatives), count))):
+            if not taken[i] or taken[i][-1].shape[1] < part:
+                taken[i] = list(orders(size, rules, generators, device).split(part, dim=1))[::-1]
+                taken[i] = [rows for rows in taken[i] if rows.shape[1] == part]
+        index, others = taken[0].pop(), taken[1].pop()
+        high, low = positives[index], negatives[others]
+        by_high, by_low = (torch.bmm(rows, weights.unsqueeze(2)).squeeze(2) for rows in (high, low))
+        hinge = (by_low.unsqueeze(1) - by_high.unsqueeze(2) + margin).relu_()
+        scores = hinge.square() / tau
+        moved = sizes.step(nu.gather(1, index), log_mean_exp(scores), step / steps)
+        nu.scatter_(1, index, moved)
+        factor = (scores - moved.unsqueeze(2)).exp_() * hinge * (2 / (batch * count))
+        gradient = torch.bmm(factor.sum(dim=1).unsqueeze(1), low) - torch.bmm(factor.sum(dim=2).unsqueeze(1), high)
+        momentum = 0.9 * momentum + gradient.squeeze(1)
+        weights = weights - rate * float(remaining(step / steps)) * momentum
+    start = margin**2
+    final = [pauc_known_optimum.objective(weight, *pairs, tau) for weight in weights.cpu().numpy()]
+    return [100 * (value - best) / (start - best) for value in final]
+
+
+def glyphs(rules: list[Rule], folder: Path, device: str, epochs: int | None) -> list[float]:
+    """Exact cross-entropy of every run: a linear classifier, in-batch negatives."""
+    features = torch.from_numpy(np.load(folder / "train" / "features.npy")).float().to(device)
+    labels = torch.from_numpy(np.load(folder / "train" / "labels.npy").astype(np.int64)).to(device)
+    (size, width), classes, runs, batch_size = features.shape, int(labels.max()) + 1, len(rules), 128
+    epochs = epochs or 20
+    steps = epochs * -(-size // batch_size)
+    weights = torch.zeros(runs * classes, width, device=device)
+    nu = torch.full((runs * size,), math.nan, device=device)
+    sizes = StepSizes(rules, epochs, 0.0, device)
+    lr = torch.tensor([XC_SETTINGS["SCENT"][0] * rule.lr for rule in rules], device=device)
+    run = torch.arange(runs, device=device).unsqueeze(1)
+    before = torch.ones(batch_size, batch_size, dtype=torch.bool, device=device).tril(-1)
+    generators, step = seeded(rules), 0
+    for _ in range(epochs):
+        order = orders(size, rules, generators, device)
+        for index in order.split(batch_size, dim=1):
+            inputs, own = features[index], labels[index]
+            equal = own.unsqueeze(2) == own.unsqueeze(1)
+            first = ~(equal & before[: index.shape[1], : index.shape[1]]).any(dim=2)
+            counts = first.unsqueeze(1) & ~equal
+            number = counts.sum(dim=2)
+            places, anchors = (run * classes + own).flatten(), (run * size + index).flatten()
+            rows = weights.index_select(0, places).view(*index.shape, width)
+            scores = torch.bmm(inputs, rows.transpose(1, 2))
+            scores = (scores - scores.diagonal(dim1=1, dim2=2).unsqueeze(2)).masked_fill_(~counts, -1e30)
+            largest = scores.amax(dim=2, keepdim=True)
+            exponentials = (scores - largest).exp_()
+            log_mean = largest.squeeze(2).double() + (exponentials.sum(dim=2).double() / number).log()
+            moved = sizes.step(nu[anchors].view(index.shape).double(), log_mean, step / steps)
+            nu[anchors] = moved.flatten().float()
+            weight = ((largest.squeeze(2) - moved).exp() / (number * index.shape[1])).float()
+            gradient = exponentials * weight.unsqueeze(2)
+            gradient -= torch.diag_embed(gradient.sum(dim=2))
+            rate = -lr * float(remaining(step / steps))
+            moves = torch.bmm(gradient.transpose(1, 2), inputs) * rate.view(-1, 1, 1)
+            weights.index_add_(0, places, moves.view(-1, width))
+            step += 1
+    inputs, own = (tensor.to(device) for tensor in fixed_rows(str(folder), "train"))
+    return [
+        torch.nn.functional.cross_entropy(inputs @ each.T, own).item() for each in weights.view(runs, classes, width)
+    ]
+
+
+def trial(problem: str, rules: list[Rule], arguments: argparse.Namespace) -> list[float]:
+    """What each run ends with."""
+    if problem in PAUC:
+        return partial_auc(problem, rules, arguments.pauc_features, arguments.device, arguments.epochs)
+    if problem == "glyphs":
+        return glyphs(rules, arguments.glyphs, arguments.device, arguments.epochs)
+    return regression(problem, rules, arguments.data_dir, arguments.device, arguments.epochs)
+
+
+def by_hand(problem: str) -> Rule:
+    """The step size that was tuned for the problem."""
+    if problem == "glyphs":
+        given = XC_SETTINGS["SCENT"][1]
+    elif problem in PAUC:
+        given = pauc_known_optimum.SETTINGS[PAUC[problem]]["SCENT"][1]
+    else:
+        given = yaml.safe_load((CONFIGS / f"dro_{problem}.yaml").read_text())["dual"]["init_args"]
+    return Rule(given["log_alpha"], given.get("schedule") == "cosine", given.get("max_log_weight", math.inf))
+
+
+RULES: dict[str, Rule | Callable[[Rule], Rule]] = {
+    "BSGD": Rule(math.inf),
+    "by hand − 3": lambda hand: replace(hand, log_alpha=hand.log_alpha - 3),
+    "by hand + 3": lambda hand: replace(hand, log_alpha=hand.log_alpha + 3),
+    "auto": Rule(),
+    "auto, no limit of the lag": Rule(lag=math.inf),
+    "auto, no limit by the noise": Rule(variance=1e-30),
+    "auto, c to 3": Rule(rise=3.0),
+    "auto, c to 5": Rule(rise=5.0),
+    "auto, until 0.5": Rule(until=0.5),
+    "auto, until 0.9": Rule(until=0.9),
+    "auto, guard 2": Rule(guard=2.0),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", nargs="+", default=list(CELLS), choices=CELLS, help="which cells (all six)")
+    parser.add_argument("--problems", nargs="+", default=list(CELLS), choices=PROBLEMS, help="which (the six cells)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds of the batches (0 1 2)")
+    parser.add_argument("--epochs", type=int, help="epochs of every run (as each problem's)")
     parser.add_argument("--data-dir", help="where california_housing and abalone are")
+    parser.add_argument("--pauc-features", type=Path, help="folder 'features' that pauc_known_optimum.py made")
+    parser.add_argument("--glyphs", type=Path, help="folder of the glyphs, with train in it")
+    parser.add_argument("--device", default="cpu", help="where to compute (cpu)")
     arguments = parser.parse_args()
-    gaps: dict[str, dict[str, float]] = {}
-    for cell in arguments.cells:
+    found: dict[str, dict[str, float]] = {}
+    for problem in arguments.problems:
         start = time.perf_counter()
-        best = optimum(cell, arguments.data_dir)
-        gaps[cell] = {}
-        print(f"{cell}: F* {best:.5f}")
-        for name, values in trial(cell, arguments.seeds, RULES, arguments.data_dir).items():
-            percent = [100 * (value / best - 1) for value in values]
-            gaps[cell][name] = sum(percent) / len(percent)
-            print(f"  {name:<28} {gaps[cell][name]:9.4f} %   worst {max(percent):9.4f} %")
+        hand = by_hand(problem)
+        named = {"by hand": hand, **{name: rule(hand) if callable(rule) else rule for name, rule in RULES.items()}}
+        runs = [replace(rule, seed=seed) for rule in named.values() for seed in arguments.seeds]
+        values = trial(problem, runs, arguments)
+        found[problem] = {}
+        print(problem)
+        for i, name in enumerate(named):
+            mine = values[i * len(arguments.seeds) : (i + 1) * len(arguments.seeds)]
+            found[problem][name] = round(sum(mine) / len(mine), 4)
+            print(f"  {name:<36} {found[problem][name]:9.4f}   worst {max(mine):9.4f}")
         print(f"  {time.perf_counter() - start:.0f} s", flush=True)
-    print(json.dumps({cell: {name: round(gap, 4) for name, gap in found.items()} for cell, found in gaps.items()}))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

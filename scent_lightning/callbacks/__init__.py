@@ -1,5 +1,6 @@
 """Lightning callbacks."""
 
+from scent_lightning.callbacks.dual_step_size_finder import DualStepSizeFinder
 from scent_lightning.callbacks.dual_variable_monitor import DualVariableMonitor
 from scent_lightning.callbacks.last_checkpoint import LastCheckpoint
 from scent_lightning.callbacks.prediction_writer import PredictionWriter
@@ -8,6 +9,7 @@ from scent_lightning.callbacks.roc_curve import ROCCurve
 from scent_lightning.callbacks.zero_shot_classification import ZeroShotClassification
 
 __all__ = [
+    "DualStepSizeFinder",
     "DualVariableMonitor",
     "LastCheckpoint",
     "PredictionWriter",

@@ -36,6 +36,7 @@ class DualVariableMonitor(L.Callback):
     ``dual/NAME/guarded``           fraction of the anchors that the guard raised
     ``dual/NAME/log_alpha``, …      the update's scheduled step size under its own name (``gamma``, ``alpha``)
     ``dual/NAME/effective_gamma``   SCENT: mean of sigmoid(log α + ν), with ``_min`` and ``_max``
+    ``dual/NAME/reference``         SCENT with log α "auto": the least windowed mean of ν so far, once there is one
     ==============================  ===================================================================================
 
     At the end of every epoch, over the visited anchors of the table: ``dual/NAME/table_mean``, the quantiles
@@ -126,7 +127,10 @@ def batch_statistics(variable: DualVariable, step: DualStep) -> dict[str, float]
     update = variable.update_at(step.progress)
     values |= update.statistics(before, log_mean, step.progress)
     numbers = torch.stack([value.double() for value in values.values()]).tolist()
-    return dict(zip(values, numbers, strict=True)) | update.step_sizes(step.progress)
+    found = dict(zip(values, numbers, strict=True)) | update.step_sizes(step.progress)
+    if variable.auto is not None and variable.auto.reference is not None:
+        found["reference"] = variable.auto.reference
+    return found
 
 
 def table_statistics(variable: DualVariable, values: np.ndarray) -> dict[str, float]:

@@ -3,19 +3,25 @@ r"""SCENT's step size found during the run: no number to set.
 At the optimum ν* is the objective itself, :math:`\log \operatorname{mean} e^{s}`, and SCENT's effective factor of the
 moving average is :math:`\gamma = \operatorname{sigmoid}(\log \alpha + \nu)`. So
 :math:`\log \alpha = -\text{reference} - c` gives the anchors that are at the reference γ = sigmoid(−c), whatever the
-scale of the scores, and faster ones to those that are still above it. The reference is the least objective of any
-window so far, as seen in the batches: it can fall and never rise again, for one outlier among the batches would then
-take α with it. The first window has none, and α = ∞ (BSGD). c rises linearly, so that the average gets longer as the
-model settles, and at last α falls to 0 by a cosine.
+scale of the scores, and faster ones to those that are still above it. The reference is the least mean of ν over a
+window of the run so far: it can fall and never rise again, for one outlier among the batches would then take α with it.
+The first window has none, and α = ∞ (BSGD).
 
-How far c rises, to at most 4, is the logarithm of how often the run sees an anchor: an average over more visits than
-there are is none. The guard, where none is given, is as large, and at least 1: a weight of :math:`1/\gamma` is
-what a step of the average can make of the next batch.
+c is the logarithm of how many visits an anchor's average goes back. It rises linearly from 0, so that the average gets
+longer as the model settles, and at last α falls to 0 by a cosine. Two measurements keep c lower where an average that
+long is not wanted:
+
+* **noise**: it rises to :math:`\log(v / 2\sigma^2)` at most, where v is the mean square of ℓ − ν, as seen in the
+  batches, and σ² the variance of ν below which more averaging gains nothing: ν then varies by
+  :math:`\gamma v / 2`. Without noise that is BSGD, as it should be.
+* **lag**: ℓ falls while the model learns, and an average of it lags by its length times the fall at a visit, d. c stays
+  below :math:`\log(2.25 / d)`, that is, the lag below 2.25. Where anchors are seen a few times only, this decides.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,21 +33,27 @@ from scent_lightning.functional import wide
 __all__ = ["AutoStepSize"]
 
 # Fractions of the run: after how much the reference may fall, and when c has risen and α begins to fall.
-WINDOW, RISEN = 1 / 300, 0.9
-# c at the end of its rise: γ is 0.018 there; with few visits of an anchor less, as there is less to average over.
+WINDOW, RISEN = 1 / 300, 0.8
+# c at the end of its rise, unless the noise or the lag is what limits it: γ is 0.018 there.
 LARGEST_RISE = 4.0
+# Variance of ν that needs no more averaging, and how far ν may lag, both in units of ν.
+SMALL_VARIANCE, LARGEST_LAG = 4e-4, 2.25
+# The guard that goes with it, as the largest log weight.
+GUARD = 4.0
 # Of so few anchors each may be seen many times in a window, and has its own objective over it.
 FEW_ANCHORS = 1024
 
 
 class AutoStepSize(nn.Module):
-    """The state of the rule for one table: the reference, and what was seen in the window at hand.
+    """The state of the rule for one table: what was found in the windows so far, and what was seen in the one at hand.
 
     Args:
         num_anchors: number of rows n of the table.
 
     Attributes:
-        reference: least objective of a window so far; None in the first window.
+        reference: least mean of ν in a window so far; None in the first window. With few anchors it is the mean over
+            them of the log-mean-exp of ℓ over the window, which a short average of ν is well below.
+        variance: mean square of ℓ − ν in the last window; None as long as no anchor came twice.
         epoch: an epoch as a fraction of the run, 0 if unknown. With few anchors a window is at least an epoch: rare
             rows are what matters, and each of them comes once in it.
     """
@@ -55,15 +67,21 @@ class AutoStepSize(nn.Module):
     def reset(self) -> None:
         """Begin anew."""
         self.reference: float | None = None
-        self.rise = LARGEST_RISE
+        # The mean ℓ of the first window, and the least of any: ν itself falls no faster than its average lets it.
+        self.first_log_mean = self.least_log_mean = 0.0
+        self.variance: float | None = None
+        self.visits = 0  # rows seen in all windows that are over
+        self.visits_of_each = 1.0  # the same for one of the anchors that are in use
         self._begin(0.0)
 
     def _begin(self, progress: float) -> None:
         self.begun = progress
-        self.visits = 0  # rows seen in this window
-        # One anchor: log Σ e^ℓ. Few: the same for each, and how often each was seen. Many: Σ ℓ over the rows.
-        self.log_sum = -math.inf
-        self.sums: Tensor | None = None
+        self.seen = 0  # rows seen in this window
+        # Σ (ℓ − ν)² and how many rows had a ν; Σ of the new ν, Σ ℓ and how many rows had samples.
+        self.totals: Tensor | None = None
+        # One anchor: log Σ e^ℓ, Σ ℓ, and the first two totals. Few: log Σ e^ℓ of each, and how often each was seen.
+        self.log_sum, self.sum, self.squares, self.known = -math.inf, 0.0, 0.0, 0
+        self.log_sums: Tensor | None = None
         self.counts: Tensor | None = None
 
     def log_alpha(self, progress: float) -> float:
@@ -74,82 +92,117 @@ class AutoStepSize(nn.Module):
         """
         if self.reference is None:
             return math.inf
-        log_alpha = -self.reference - self.rise * min(progress / RISEN, 1.0)
+        log_alpha = -self.reference - self._c(progress)
         if progress <= RISEN:
             return log_alpha
         return scheduled_log("cosine", log_alpha, -math.inf, (progress - RISEN) / (1.0 - RISEN))
 
-    @property
-    def max_log_weight(self) -> float:
-        """The guard that goes with the rise."""
-        return max(self.rise, 1.0)
+    def _c(self, progress: float) -> float:
+        rise = LARGEST_RISE
+        if self.variance is not None:
+            rise = min(rise, math.log(max(self.variance, 1e-30) / (2.0 * SMALL_VARIANCE)))
+        c = rise * min(progress / RISEN, 1.0)
+        fall = (self.first_log_mean - self.least_log_mean) / self.visits_of_each
+        return min(c, math.log(LARGEST_LAG / fall)) if fall > 0 else c
 
-    def turn(self, progress: float) -> None:
-        """Close the window if it is over; called before a step."""
+    def suggestion(self) -> float | None:
+        """A fixed log α for a run like this one: c is half of what it rises to; None in the first window."""
+        return None if self.reference is None else -self.reference - self._c(RISEN / 2)
+
+    def turn(self, progress: float, anchors_in_use: Callable[[], int]) -> None:
+        """Close the window if it is over; called before a step.
+
+        Args:
+            progress: fraction of the run that is done, in [0, 1].
+            anchors_in_use: says how many anchors were visited so far.
+        """
         window = max(WINDOW, self.epoch if self.num_anchors <= FEW_ANCHORS else 0.0)
         # Sums of fractions: the epoch's last step is not to fall into the next window by a rounding.
-        if progress - self.begun < window * (1 - 1e-9) or self.visits == 0:
+        if progress - self.begun < window * (1 - 1e-9) or self.seen == 0:
             return
-        estimate = self._estimate()
-        if math.isfinite(estimate):
+        self.visits += self.seen
+        self.visits_of_each = max(self.visits / max(anchors_in_use(), 1), 1.0)
+        squares, known, nu, log_mean, count = (
+            (self.squares, self.known, 0.0, self.sum, self.seen) if self.totals is None else self.totals.tolist()
+        )
+        if known > 0 and math.isfinite(squares):
+            self.variance = squares / known
+        if count > 0:
+            # ν cannot be below the mean ℓ for good: where it is, it was so from the start.
+            objective = self._objective() if self.num_anchors <= FEW_ANCHORS else max(nu, log_mean) / count
+            log_mean /= count
             if self.reference is None:
-                a_run = self.visits / self.num_anchors / (progress - self.begun)
-                self.rise = min(LARGEST_RISE, math.log(max(a_run, 1.0)))
-                self.reference = estimate
-            self.reference = min(self.reference, estimate)
+                self.reference, self.first_log_mean, self.least_log_mean = objective, log_mean, log_mean
+            self.reference = min(self.reference, objective)
+            self.least_log_mean = min(self.least_log_mean, log_mean)
         self._begin(progress)
 
-    def _estimate(self) -> float:
-        """Mean over the anchors seen in the window of the log-mean-exp of ℓ over its visits, or with many of ℓ."""
-        if self.num_anchors == 1:
-            return self.log_sum - math.log(self.visits)
-        if self.counts is None:
-            return self.sums.item() / self.visits if self.sums is not None else math.nan
+    def _objective(self) -> float:
+        """Mean over the few anchors seen in the window of the log-mean-exp of ℓ over its visits."""
+        if self.log_sums is None or self.counts is None:
+            return self.log_sum - math.log(self.seen)
         seen = self.counts > 0
-        each = self.sums[seen] - self.counts[seen].double().log()  # type: ignore[index]
-        return each.mean().item()
+        return (self.log_sums[seen] - self.counts[seen].double().log()).mean().item()
 
-    def observe_one(self, log_mean: float) -> None:
-        """Take in ℓ of a step of the only anchor."""
+    def observe_one(self, log_mean: float, before: float | None) -> None:
+        """Take in a step of the only anchor: ℓ, and the ν it had, None if it had none."""
         larger, smaller = max(self.log_sum, log_mean), min(self.log_sum, log_mean)
         self.log_sum = larger + math.log1p(math.exp(smaller - larger))
-        self.visits += 1
+        self.sum += log_mean
+        self.seen += 1
+        if before is not None:
+            self.squares += (log_mean - before) ** 2
+            self.known += 1
 
-    def observe(self, rows: Tensor, log_mean: Tensor) -> None:
-        """Take in ℓ of a step, of the rows of all processes.
+    def observe(self, rows: Tensor, log_mean: Tensor, nu: Tensor, before: Tensor, visited: Tensor) -> None:
+        """Take in a step, of the rows of all processes.
 
         Args:
             rows: dataset indices, shape ``(N,)``, int64.
             log_mean: ℓ of each, equal where an index repeats; −inf where there was no sample.
+            nu: the new ν of each.
+            before: the ν it had.
+            visited: whether it had one.
         """
         log_mean = wide(log_mean)
         if self.num_anchors == 1:
             if len(rows) and (value := log_mean[0].item()) != -math.inf:
-                self.observe_one(value)
+                self.observe_one(value, before[0].item() if visited[0].item() else None)
             return
         has_samples = log_mean != -math.inf
+        known = has_samples & visited
+        parts = [
+            (log_mean - before).square().masked_fill_(~known, 0.0).sum(),
+            known.sum(),
+            wide(nu).masked_fill(~has_samples, 0.0).sum(),
+            log_mean.masked_fill(~has_samples, 0.0).sum(),
+            has_samples.sum(),
+        ]
+        totals = torch.stack([part.to(log_mean.dtype) for part in parts])
+        self.totals = totals if self.totals is None else self.totals.to(totals.device) + totals
+        self.seen += len(rows)
         if self.num_anchors > FEW_ANCHORS:
-            # Many: the rows of a batch without samples are too few to wait for the device to count them.
-            total = log_mean.masked_fill(~has_samples, 0.0).sum()
-            self.sums = total if self.sums is None else self.sums.to(total.device) + total
-            self.visits += len(rows)
             return
         rows, log_mean = rows[has_samples], log_mean[has_samples]
-        if self.sums is None or self.counts is None:
-            self.sums = log_mean.new_full((self.num_anchors,), -math.inf)
+        if self.log_sums is None or self.counts is None:
+            self.log_sums = log_mean.new_full((self.num_anchors,), -math.inf)
             self.counts = torch.zeros(self.num_anchors, dtype=torch.int64, device=log_mean.device)
-        self.sums, self.counts = self.sums.to(log_mean.device), self.counts.to(log_mean.device)
+        self.log_sums, self.counts = self.log_sums.to(log_mean.device), self.counts.to(log_mean.device)
         # An index that repeats is one visit: its rows have the same ℓ.
-        self.sums[rows] = torch.logaddexp(self.sums[rows], log_mean)
+        self.log_sums[rows] = torch.logaddexp(self.log_sums[rows], log_mean)
         self.counts[rows] = self.counts[rows] + 1
-        self.visits += len(rows)
 
     # ---------------------------------------------------------------- state
 
+    _NUMBERS = (
+        "reference", "first_log_mean", "least_log_mean", "variance", "visits", "visits_of_each", "begun", "seen", "log_sum",
+        "sum", "squares", "known",
+    )  # fmt: skip
+    _TENSORS = ("totals", "log_sums", "counts")
+
     def get_extra_state(self) -> dict[str, Any]:
         """The state as plain data."""
-        kept = {name: getattr(self, name) for name in ("reference", "rise", "begun", "visits", "log_sum")}
-        return {**kept, "sums": self.sums, "counts": self.counts}
+        return {name: getattr(self, name) for name in (*self._NUMBERS, *self._TENSORS)}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take the state that :meth:`get_extra_state` gave."""
@@ -157,8 +210,11 @@ class AutoStepSize(nn.Module):
             setattr(self, name, value.clone() if isinstance(value, Tensor) else value)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        # A checkpoint of a run with another step size has no such state, and the rule begins anew.
-        if f"{prefix}_extra_state" in state_dict:
+        # A checkpoint of a run with another step size has no such state, and the rule begins anew; so does one of the
+        # rule that the first versions had, with other numbers.
+        state = state_dict.get(f"{prefix}_extra_state")
+        if state is not None and state.keys() == self.get_extra_state().keys():
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         else:
+            state_dict.pop(f"{prefix}_extra_state", None)
             self.reset()

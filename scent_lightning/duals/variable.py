@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from scent_lightning import functional
 from scent_lightning.duals import exchange
-from scent_lightning.duals.auto_step_size import AutoStepSize
+from scent_lightning.duals.auto_step_size import GUARD, AutoStepSize
 from scent_lightning.duals.updates import SCENT, DualUpdate
 from scent_lightning.errors import DualDivergenceError, InputError
 from scent_lightning.functional import wide
@@ -100,15 +100,8 @@ class DualVariable(nn.Module):
             raise InputError(f"num_anchors of dual variable {name!r} must be a positive integer, got {num_anchors!r}")
         if placement not in ("module", "cpu"):
             raise InputError(f"placement of dual variable {name!r} must be 'module' or 'cpu', got {placement!r}")
-        if isinstance(update, dict):
-            update = DualUpdate.from_config(update)
-        if not isinstance(update, DualUpdate):
-            raise InputError(f"update of dual variable {name!r} must be a DualUpdate, got {type(update).__name__}")
         self.name = name
-        self.update = update
         self.placement = placement
-        self.auto = AutoStepSize(num_anchors) if update.is_auto else None
-        self._found = SCENT(0.0) if update.is_auto else None
         self._last: DualStep | None = None
         self._last_of_one: tuple[Any, ...] | None = None
         self.if_changed: IfChanged = "error"
@@ -117,6 +110,7 @@ class DualVariable(nn.Module):
         zeros = _zeros_in_main_memory if placement == "cpu" else torch.zeros
         self.register_buffer("nu", zeros(num_anchors, dtype=torch.float32))
         self.register_buffer("visited", zeros(num_anchors, dtype=torch.bool))
+        self.use(update)
 
     @property
     def num_anchors(self) -> int:
@@ -128,14 +122,31 @@ class DualVariable(nn.Module):
 
     # ---------------------------------------------------------------- access
 
+    def use(self, update: DualUpdate | dict[str, Any]) -> None:
+        """Move ν by another update from now on; ν stays.
+
+        Args:
+            update: as an object or in the form of :meth:`DualUpdate.config`.
+
+        Raises:
+            InputError: neither of them.
+        """
+        if isinstance(update, dict):
+            update = DualUpdate.from_config(update)
+        if not isinstance(update, DualUpdate):
+            raise InputError(f"update of dual variable {self.name!r} must be a DualUpdate, got {type(update).__name__}")
+        self.update = update
+        self.auto = AutoStepSize(self.num_anchors) if update.is_auto else None
+        self._found = SCENT(0.0) if update.is_auto else None
+
     def update_at(self, progress: float) -> DualUpdate:
         """The update as it is at ``progress``: ``update`` itself, or SCENT with the step size found so far."""
         if self.auto is None or self._found is None:
             return self.update
-        self.auto.turn(progress)
+        self.auto.turn(progress, lambda: int(self.visited.sum()))
         self._found.log_alpha = self.auto.log_alpha(progress)
         limit = self.update.max_log_weight
-        self._found.max_log_weight = self.auto.max_log_weight if limit is None else limit
+        self._found.max_log_weight = GUARD if limit is None else limit
         return self._found
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -358,9 +369,10 @@ class DualVariable(nn.Module):
             visited.index_fill_(0, rows, True)
         if self.auto is not None:
             if self.num_anchors == 1:
-                self.auto.observe_one(log_mean)
+                self.auto.observe_one(log_mean, before if seen else None)
             else:
-                self.auto.observe(rows, torch.tensor([log_mean], dtype=torch.float64))
+                of_all = torch.tensor([[log_mean], [nu], [before]], dtype=torch.float64)
+                self.auto.observe(rows, *of_all, torch.tensor([bool(seen)]))
         self.__dict__["_last_of_one"] = (rows, nu, before, log_mean, unguarded, progress)
         return loss
 
@@ -483,13 +495,13 @@ class DualVariable(nn.Module):
 
     def write(self, step: DualStep) -> None:
         """Write a verified step into the table. A loss over several tables verifies all before it writes any."""
+        if self.auto is not None:
+            self.auto.observe(step.all_rows, step.all_log_mean, step.all_nu, *self._read(step.all_rows, self.nu.device))
         self.nu.index_copy_(0, step.all_rows, step.all_nu)
         if step.all_seen is None:
             self.visited.index_fill_(0, step.all_rows, True)
         else:
             self.visited.index_copy_(0, step.all_rows, step.all_seen)
-        if self.auto is not None:
-            self.auto.observe(step.all_rows, step.all_log_mean)
         # Not by way of nn.Module's __setattr__, which looks for parameters first.
         self.__dict__.update(_last=step, _last_of_one=None)
 

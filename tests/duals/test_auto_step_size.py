@@ -38,14 +38,15 @@ KINDS = {"one": (1, 3000, 1), "few": (20, 3000, 10), "many": (FEW_ANCHORS + 176,
 @pytest.mark.parametrize("kind", KINDS)
 def test_converges_to_the_objective(kind):
     anchors, steps, rows = KINDS[kind]
-    found = train(DualVariable(anchors, SCENT("auto")), anchors, steps, rows)
-    biased = train(DualVariable(anchors, BSGD()), anchors, steps, rows)
-    assert bool(found.visited.all())
-    # Mean weight e^(ν − ν*): BSGD's ν is noise around a value that is too low.
-    error, noise = ((variable.nu.double() - EXACT).square().mean().sqrt() for variable in (found, biased))
-    assert error < (0.2 if kind == "one" else 0.35)
-    if kind != "one":
-        assert error < 0.4 * noise
+    seeds = range(6 if kind == "one" else 1)  # one ν is one draw
+    errors = []
+    for update in (SCENT("auto"), BSGD()):
+        tables = [train(DualVariable(anchors, update), anchors, steps, rows, seed=seed) for seed in seeds]
+        assert all(bool(table.visited.all()) for table in tables)
+        errors.append(torch.cat([table.nu.double() - EXACT for table in tables]).square().mean().sqrt())
+    # BSGD's ν is noise around a value that is too low.
+    assert errors[0] < 0.25
+    assert errors[0] < 0.25 * errors[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,6 +77,39 @@ def test_the_size_of_the_data_set_does_not_matter():
         variable = train(DualVariable(anchors, SCENT("auto")), anchors, 2000, rows)
         errors.append((variable.nu.double() - EXACT).square().mean().sqrt().item())
     assert errors[0] == pytest.approx(errors[1], rel=0.1)
+
+
+def test_without_noise_it_is_bsgd():
+    """ℓ is exact where each batch has all samples, and then an average could only lag."""
+    variable = DualVariable(1, SCENT("auto"))
+    for step in range(1000):
+        log_mean = 5.0 + 3.0 * math.exp(-step / 300)
+        variable.entropic_risk(torch.full((1, 4), log_mean), torch.tensor([0]), progress=step / 1000)
+        if 100 < step < 700:
+            assert abs(variable.nu.item() - log_mean) < 0.02
+            assert variable.auto.variance < 1e-3
+    assert variable.auto.log_alpha(0.75) > -variable.auto.reference - 1.0
+
+
+def test_a_fall_of_nu_at_each_visit_shortens_the_average():
+    """ν falls by 3 at a visit: an average over e⁴ visits would be 160 above it."""
+    falling, resting = (DualVariable(2000, SCENT("auto")) for _ in range(2))
+    for scores, index, progress in batches(2000, 2000, 20):
+        visit = math.floor(20 * progress)
+        falling.entropic_risk(scores - 3.0 * visit, index, progress=progress)
+        resting.entropic_risk(scores, index, progress=progress)
+        if progress == 0.8:  # then α falls
+            lag = falling.nu[index].double().mean() - (EXACT - 3.0 * visit)
+    assert falling.auto.visits_of_each == pytest.approx(20, rel=0.05)
+    assert -falling.auto.log_alpha(0.8) - falling.auto.reference == pytest.approx(math.log(2.25 / 3.0), abs=0.06)
+    assert -resting.auto.log_alpha(0.8) - resting.auto.reference == pytest.approx(4.0, abs=0.2)
+    assert 0 < lag < 7  # of e⁴ visits it would be 160
+
+
+def test_only_the_anchors_in_use_count():
+    """A tenth of the rows are anchors: they have been seen ten times as often as rows of the table."""
+    variable = train(DualVariable(20_000, SCENT("auto")), 2000, 1000, 20)
+    assert variable.auto.visits_of_each == pytest.approx(10, rel=0.02)
 
 
 def test_the_reference_never_rises_and_an_outlier_leaves_it_alone():
@@ -130,6 +164,10 @@ def test_states_with_and_without():
     other.load_state_dict(fixed.state_dict())
     assert torch.equal(other.nu, auto.nu)
     assert other.auto.reference is None
+    old = {**auto.state_dict(), "auto._extra_state": {"reference": 1.0, "rise": 4.0}}  # another rule's
+    other = train(DualVariable(4, SCENT("auto")), 4, 50, 2)
+    other.load_state_dict(old)
+    assert other.auto.reference is None
     auto.grow(7)
     assert auto.auto.num_anchors == 7
 
@@ -158,7 +196,8 @@ def test_under_a_trainer(tmp_path):
     auto = task.duals["nu"].auto
     assert auto.epoch == pytest.approx(1 / 30)
     assert auto.reference is not None
-    assert auto.rise == auto.max_log_weight == pytest.approx(math.log(30))
+    assert auto.visits_of_each == 29  # the last window is not over
+    assert 0 < auto.variance < math.inf
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     loaded = SoftmaxTask.load_from_checkpoint(tmp_path / "a.ckpt")
     assert repr(loaded.duals["nu"].update) == "SCENT()"
@@ -173,6 +212,7 @@ def test_nothing_to_set():
     assert SCENT().log_alpha == "auto"
     variable = DualVariable(4, SCENT(max_log_weight=2.5))
     assert variable.update_at(0.0).max_log_weight == 2.5
+    assert DualVariable(4, SCENT()).update_at(0.0).max_log_weight == 4.0
 
 
 def test_errors():

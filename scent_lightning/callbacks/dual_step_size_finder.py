@@ -1,0 +1,273 @@
+"""A step size for SCENT from a short pilot run."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import DummyLogger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from scent_lightning.duals import SCENT, DualUpdate, DualVariable
+from scent_lightning.duals.auto_step_size import GUARD
+from scent_lightning.errors import InputError
+from scent_lightning.random_state import random_state, restore_random_state
+
+__all__ = ["DualStepSizeFinder"]
+
+MOST_POINTS = 500  # of a curve
+
+
+class DualStepSizeFinder(L.Callback):
+    r"""Run a short pilot before training, set SCENT's log α by it, and put everything else back as it was.
+
+    ``SCENT(log_alpha="auto")`` finds the step size as it trains. This is for a fixed value, one to print in a table: in
+    the manner of Lightning's ``LearningRateFinder``, the first steps of the run are taken as if they were all of it,
+    schedules of the learning rate included, with "auto"; what this found of ν gives log α = −reference − c, c being
+    half of what it rises to (see :class:`~scent_lightning.duals.auto_step_size.AutoStepSize`). The weights, ν, the
+    optimisers, the random numbers and the order of the data are then what they were, and training begins with
+
+    * ``SCENT(log_alpha, schedule="cosine", max_log_weight=4)`` where log α was "auto" (a guard that was given stays);
+    * the given update with another log α where it was a number.
+
+    Duals with equal updates get one value, their mean. Duals with other updates are left alone.
+
+    What it saw is logged to TensorBoard as a figure, ``dual/NAME/step_size``, and in :attr:`curves`; :meth:`plot` draws
+    it. A run that is resumed continues with the value of its checkpoint, without another pilot. Validation, logging and
+    other callbacks are off in the pilot.
+
+    Args:
+        fraction: length of the pilot as a part of the run, in (0, 1].
+        num_steps: its length in optimiser steps instead.
+
+    Attributes:
+        log_alpha: what was found, by the name of the dual; empty before.
+        curves: by the name of the dual, the same number of points of each: ``step``, ``nu`` (mean of the batch),
+            ``log_mean`` (ℓ, likewise), and ``reference``, −log α − c of "auto" (NaN before there is one).
+
+    Raises:
+        InputError: an argument out of its range; in training: no dual is updated by SCENT, the run has no end and
+            ``num_steps`` is not set, or the pilot was too short to see anything.
+
+    Example:
+        >>> import lightning as L
+        >>> finder = DualStepSizeFinder(fraction=0.05)
+        >>> trainer = L.Trainer(callbacks=[finder], logger=False, accelerator="cpu")
+        >>> finder.log_alpha
+        {}
+    """
+
+    def __init__(self, fraction: float = 0.1, num_steps: int | None = None) -> None:
+        super().__init__()
+        if not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
+            raise InputError(f"fraction must be in (0, 1], got {fraction!r}")
+        if num_steps is not None and (isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1):
+            raise InputError(f"num_steps must be None or a positive integer, got {num_steps!r}")
+        self.fraction = fraction
+        self.num_steps = num_steps
+        self.log_alpha: dict[str, float] = {}
+        self.curves: dict[str, dict[str, list[float]]] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was found, for a run that is resumed."""
+        return {"log_alpha": dict(self.log_alpha)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take it from a checkpoint."""
+        self.log_alpha = dict(state_dict["log_alpha"])
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Run the pilot, unless the run is resumed."""
+        duals = _scent_duals(pl_module)
+        if not duals:
+            raise InputError("DualStepSizeFinder needs a dual variable that SCENT updates; the module has none")
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            rank_zero_warn("DualStepSizeFinder does nothing in a fast_dev_run")
+            return
+        if trainer.ckpt_path is None:
+            self.log_alpha = self._find(trainer, pl_module, duals)
+        elif not self.log_alpha:
+            rank_zero_warn("DualStepSizeFinder does nothing in a run that is resumed and had no pilot")
+        for name, log_alpha in self.log_alpha.items():
+            if name in duals:
+                duals[name].use(with_log_alpha(duals[name].update, log_alpha))
+                rank_zero_info(f"SCENT's step size of dual variable {name!r}: {duals[name].update!r}")
+        if trainer.ckpt_path is None:
+            self._log_figures(trainer)
+
+    # ---------------------------------------------------------------- the pilot
+
+    def _find(
+        self, trainer: L.Trainer, module: L.LightningModule, duals: Mapping[str, DualVariable]
+    ) -> dict[str, float]:
+        whole = trainer.estimated_stepping_batches
+        if self.num_steps is None and math.isinf(whole):
+            raise InputError("DualStepSizeFinder does not know how long the run is: set num_steps")
+        steps = self.num_steps or max(round(self.fraction * whole), 1)
+        steps = int(min(steps, whole))
+        updates = {name: dual.update for name, dual in duals.items()}
+        pilot = _Pilot(steps, duals)
+        before = _Before(trainer, module)
+        try:
+            for dual in duals.values():
+                dual.use(SCENT("auto", max_log_weight=dual.update.max_log_weight))
+            before.prepare(steps, pilot)
+            trainer.fit_loop.run()
+            found = {name: dual.auto.suggestion() for name, dual in duals.items() if dual.auto is not None}
+        finally:
+            pilot.bar.close()
+            for name, update in updates.items():
+                duals[name].use(update)
+            before.restore()
+        self.curves = pilot.curves
+        missing = [name for name, log_alpha in found.items() if log_alpha is None]
+        if missing:
+            raise InputError(
+                f"a pilot of {steps} steps is too short to find a step size for dual variable {missing[0]!r}: set "
+                "num_steps or fraction to take in at least two epochs"
+            )
+        kinds = {name: repr(update) for name, update in updates.items()}
+        alike = {name: [found[other] for other in kinds if kinds[other] == kinds[name]] for name in kinds}
+        return {name: round(sum(values) / len(values), 2) for name, values in alike.items()}  # type: ignore[arg-type]
+
+    # ---------------------------------------------------------------- pictures
+
+    def plot(self, name: str | None = None, path: str | Path | None = None) -> Any:
+        """Draw what the pilot saw of a dual: ν and ℓ of the batches, the reference, and −log α.
+
+        Args:
+            name: which dual; None is the first.
+            path: file to save the figure to.
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            InputError: there was no pilot, or none of that dual.
+        """
+        from matplotlib.figure import Figure
+
+        name = next(iter(self.curves), None) if name is None else name
+        if name is None or name not in self.curves:
+            seen = ", ".join(map(repr, self.curves)) or "none"
+            raise InputError(f"name must be that of a dual variable of the pilot ({seen}), got {name!r}")
+        curves = self.curves[name]
+        figure = Figure(figsize=(6, 3.6), layout="constrained")
+        panel = figure.add_subplot()
+        panel.plot(curves["step"], curves["log_mean"], label="ℓ, mean of the batch", color="0.75", linewidth=0.8)
+        panel.plot(curves["step"], curves["nu"], label="ν, mean of the batch", linewidth=1.2)
+        panel.plot(curves["step"], curves["reference"], label="reference", linewidth=1.5)
+        label = f"−log α = {-self.log_alpha[name]:.2f}"
+        panel.axhline(-self.log_alpha[name], label=label, color="black", linestyle="--", linewidth=1)
+        panel.set_xlabel("step of the pilot")
+        panel.set_title(f"dual variable {name}")
+        panel.grid(alpha=0.3)
+        panel.legend(frameon=False)
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
+
+    @rank_zero_only
+    def _log_figures(self, trainer: L.Trainer) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                for name in self.curves:
+                    logger.experiment.add_figure(f"dual/{name}/step_size", self.plot(name), 0)
+
+
+def with_log_alpha(update: DualUpdate, log_alpha: float) -> SCENT:
+    """The update with a fixed log α; for one with "auto", what goes with it there."""
+    assert isinstance(update, SCENT)
+    if update.is_auto:
+        guard = GUARD if update.max_log_weight is None else update.max_log_weight
+        return SCENT(log_alpha, schedule="cosine", max_log_weight=guard)
+    return SCENT(log_alpha, update.schedule, update.final, update.max_log_weight)
+
+
+def _scent_duals(module: L.LightningModule) -> dict[str, DualVariable]:
+    duals: Any = getattr(module, "duals", {})
+    return {name: dual for name, dual in duals.items() if isinstance(getattr(dual, "update", None), SCENT)}
+
+
+class _Pilot(L.Callback):
+    """Notes what the duals do; some hundred points of each curve."""
+
+    def __init__(self, steps: int, duals: Mapping[str, DualVariable]) -> None:
+        self.every = -(-steps // MOST_POINTS)
+        self.duals = duals
+        self.curves = {name: {key: list[float]() for key in ("step", "nu", "log_mean", "reference")} for name in duals}
+        self.bar = tqdm(total=steps, desc="Finding the step size", disable=bool(rank_zero_only.rank))
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        self.bar.update(step - self.bar.n)
+        for name, dual in self.duals.items():
+            curves, last = self.curves[name], dual.last_step
+            if step % self.every or last is None or (curves["step"] and curves["step"][-1] == step):
+                continue
+            seen = last.all_log_mean > -math.inf
+            reference = None if dual.auto is None else dual.auto.reference
+            curves["step"].append(step)
+            curves["nu"].append(last.all_nu[seen].double().mean().item())
+            curves["log_mean"].append(last.all_log_mean[seen].double().mean().item())
+            curves["reference"].append(math.nan if reference is None else reference)
+
+
+class _Before:
+    """What a Trainer and a module are before a pilot: how to run one, and how to undo it."""
+
+    def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.trainer, self.module = trainer, module
+        state = module.state_dict()
+        self.state = {name: copy.deepcopy(value) for name, value in state.items()}
+        self.buffers = {name: value.clone() for name, value in module.named_buffers() if name not in state}
+        self.random_state: dict[str, Tensor] = random_state()
+        self.loop: Any = trainer.fit_loop
+        self.loop_state = copy.deepcopy(self.loop.state_dict())
+        self.precision = copy.deepcopy(trainer.precision_plugin.state_dict())
+        self.max_steps = self.loop.epoch_loop.max_steps
+        self.values = {name: getattr(trainer, name) for name in ("callbacks", "loggers", "limit_val_batches")}
+
+    def prepare(self, steps: int, pilot: L.Callback) -> None:
+        """A run of ``steps``, with new optimisers, and nothing but ``pilot`` looking on."""
+        trainer: Any = self.trainer
+        if trainer.progress_bar_callback is not None:
+            trainer.progress_bar_callback.disable()
+        trainer.loggers = [DummyLogger()] if trainer.loggers else []
+        trainer.callbacks = [pilot]
+        trainer.limit_val_batches = 0
+        self.loop.epoch_loop.max_steps = steps
+        trainer.strategy.setup_optimizers(trainer)
+
+    def restore(self) -> None:
+        """All as it was, with new optimisers."""
+        trainer: Any = self.trainer
+        for name, value in self.values.items():
+            setattr(trainer, name, value)
+        if trainer.progress_bar_callback is not None:
+            trainer.progress_bar_callback.enable()
+        self.loop.epoch_loop.max_steps = self.max_steps
+        self.loop.load_state_dict(self.loop_state)
+        self.loop.restarting = self.loop.epoch_loop.restarting = False
+        # The loaders are built anew: theirs would go on where the pilot stopped.
+        self.loop._combined_loader = self.loop.epoch_loop.val_loop._combined_loader = None
+        trainer.should_stop = False
+        self.module.zero_grad(set_to_none=True)
+        self.module.load_state_dict(self.state)
+        buffers = dict(self.module.named_buffers())
+        with torch.no_grad():
+            for name, value in self.buffers.items():
+                buffers[name].copy_(value)
+        trainer.precision_plugin.load_state_dict(self.precision)
+        trainer.strategy.setup_optimizers(trainer)
+        restore_random_state(self.random_state)
