@@ -1,4 +1,4 @@
-"""The six dual updates on a partial AUC problem whose optimum is known.
+"""The six dual updates, SCENT also with nothing set, on a partial AUC problem whose optimum is known.
 
 A linear head on fixed features, raw scores and the squared hinge make the objective convex. Its minimum F* over all
 positives × negatives is found by L-BFGS in float64; then every method trains for the same epochs with its own SETTINGS
@@ -58,7 +58,10 @@ def _asgd_like(lr: float, alpha: float, delta: float) -> Settings:
 
 
 def _scent(lr: float, log_alpha: float) -> Settings:
-    return {"SCENT": (lr, {"log_alpha": log_alpha, "max_log_weight": 2.0, **COSINE})}
+    return {
+        "SCENT": (lr, {"log_alpha": log_alpha, "max_log_weight": 2.0, **COSINE}),
+        "SCENT auto": (lr, {"log_alpha": "auto"}),
+    }
 
 
 SETTINGS: dict[tuple[int, float], Settings] = {
@@ -211,7 +214,7 @@ def run(
     """Train once; the objective at the end."""
     silent_process(seed)
     tuned_lr, tuned = SETTINGS.get((negatives_per_batch, tau), {}).get(method, (0.0, {}))
-    config = {"class_path": method, "init_args": tuned if arguments is None else arguments}
+    config = {"class_path": method.split()[0], "init_args": tuned if arguments is None else arguments}
     positives, negatives = read_features(Path(folder))
     data = ImbalancedImageDataModule(
         folder,
@@ -279,7 +282,7 @@ def main() -> None:
     todo = [
         (str(folder), tau, count, method, seed, arguments.epochs)
         for count, tau in SETTINGS
-        for method in ("BSGD", "ASGD", "SoftplusASGD", "UMax", "SOX", "SCENT")
+        for method in SETTINGS[count, tau]
         for seed in arguments.seeds
         if (tau, count, method, seed, arguments.epochs) not in done
     ]

@@ -36,7 +36,8 @@ from reproduce_dro_table import CELLS, CONFIGS, data_module, optimum, temperatur
 from scent_lightning.duals import auto_step_size
 
 PAUC = {f"pauc_{count}_tau{tau}": (count, tau) for count, tau in pauc_known_optimum.SETTINGS}
-PROBLEMS = (*CELLS, *PAUC, "glyphs")
+GLYPHS = "glyphs"
+PROBLEMS = (*CELLS, *PAUC, GLYPHS)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Rule:
         window: fraction of the run after which the reference may fall.
         lag: how far ν may lag.
         variance: of ν, below which c rises no further.
+        share: of the visits so far, over which the average goes back while they are few.
         lr: factor of the learning rate.
         seed: of the batches.
     """
@@ -64,6 +66,7 @@ class Rule:
     window: float = auto_step_size.WINDOW
     lag: float = auto_step_size.LARGEST_LAG
     variance: float = auto_step_size.SMALL_VARIANCE
+    share: float = auto_step_size.SHARE
     lr: float = 1.0
     seed: int = 0
 
@@ -93,18 +96,21 @@ class StepSizes:
         self.cosine, self.guard = column("cosine") > 0, column("guard")
         self.rise, self.until = column("rise"), column("until")
         self.lag, self.small_variance = column("lag"), column("variance")
+        self.share = column("share")
         self.window = column("window").clamp(min=one_epoch) * (1 - 1e-9)
         self.reference = torch.full_like(self.fixed, math.inf)
         self.first, self.least, self.variance = self.reference, self.reference, self.reference
         self.begun = torch.zeros_like(self.fixed)
-        self._begin(torch.ones_like(self.auto), 0.0)
+        # Of the window: Σ (ℓ − ν)² and of how many, Σ of the new ν, Σ ℓ and of how many; of one anchor log Σ e^ℓ.
+        totals = torch.zeros(5, len(rules), dtype=torch.float64, device=device)
+        self.squares, self.known, self.nu, self.log_mean, self.count = totals
+        self.log_sum = torch.full_like(self.fixed, -math.inf)
 
     def _begin(self, over: Tensor, progress: float) -> None:
         """A new window where the old is over."""
-        zero = torch.zeros_like(self.fixed)
-        old = (zero,) * 5 if progress == 0.0 else (self.squares, self.known, self.nu, self.log_mean, self.count)
-        self.squares, self.known, self.nu, self.log_mean, self.count = (torch.where(over, 0.0, each) for each in old)
-        self.log_sum = torch.where(over, -math.inf, zero if progress == 0.0 else self.log_sum)
+        for each in (self.squares, self.known, self.nu, self.log_mean, self.count):
+            each.masked_fill_(over, 0.0)
+        self.log_sum = self.log_sum.masked_fill(over, -math.inf)
         self.begun = torch.where(over, progress, self.begun)
 
     def log_alpha(self, progress: float) -> Tensor:
@@ -119,7 +125,9 @@ class StepSizes:
         self._begin(over, progress)
         rise = self.rise.minimum((self.variance.clamp(min=1e-30) / (2 * self.small_variance)).log())
         c = rise * (progress / self.until).clamp(max=1)
-        fall = (self.first - self.least).nan_to_num(0.0) / max(self.visits * progress, 1.0)
+        visits = max(self.visits * progress, 1.0)
+        c = c.minimum((self.share * visits * (1 + visits / auto_step_size.MANY_VISITS)).log())
+        fall = (self.first - self.least).nan_to_num(0.0) / visits
         found = -self.reference - c.minimum((self.lag / fall.clamp(min=1e-30)).log())
         found += remaining((progress - self.until) / (1 - self.until).clamp(min=1e-9)).clamp(min=1e-300).log()
         found = torch.where(torch.isinf(self.reference), math.inf, found)
@@ -134,11 +142,12 @@ class StepSizes:
         shifted = log_alpha + nu
         moved = torch.logaddexp(nu, shifted + log_mean) - torch.logaddexp(torch.zeros_like(shifted), shifted)
         moved = torch.where(log_alpha == math.inf, log_mean, moved).maximum(log_mean - self.guard.unsqueeze(1))
-        self.squares = self.squares + (log_mean - nu).square().sum(dim=1)  # 0 where ν was not known
-        self.known = self.known + known.sum(dim=1)
-        self.nu, self.log_mean = self.nu + moved.mean(dim=1), self.log_mean + log_mean.mean(dim=1)
+        self.squares += (log_mean - nu).square().sum(dim=1)  # 0 where ν was not known
+        self.known += known.sum(dim=1)
+        self.nu += moved.mean(dim=1)
+        self.log_mean += log_mean.mean(dim=1)
         self.log_sum = torch.logaddexp(self.log_sum, log_mean[:, 0])
-        self.count = self.count + 1
+        self.count += 1
         return moved
 
 
@@ -175,7 +184,7 @@ def regression(cell: str, rules: list[Rule], data_dir: str | None, device: str, 
     generators, step = seeded(rules), 0
     for _ in range(epochs):
         order = orders(len(target), rules, generators, device)
-        for chosen in order.split(batch_size, dim=1):
+        for chosen in torch.split(order, batch_size, dim=1):
             inputs = rows[chosen]
             residual = torch.bmm(inputs, weights.unsqueeze(2)).squeeze(2) - target[chosen]
             scores = residual.square() / tau
@@ -211,7 +220,7 @@ def partial_auc(problem: str, rules: list[Rule], folder: Path, device: str, epoc
     for step in range(steps):
         for i, (size, part) in enumerate(((len(positives), batch), (len(negatives), count))):
             if not taken[i] or taken[i][-1].shape[1] < part:
-                taken[i] = list(orders(size, rules, generators, device).split(part, dim=1))[::-1]
+                taken[i] = list(torch.split(orders(size, rules, generators, device), part, dim=1))[::-1]
                 taken[i] = [rows for rows in taken[i] if rows.shape[1] == part]
         index, others = taken[0].pop(), taken[1].pop()
         high, low = positives[index], negatives[others]
@@ -245,7 +254,7 @@ def glyphs(rules: list[Rule], folder: Path, device: str, epochs: int | None) -> 
     generators, step = seeded(rules), 0
     for _ in range(epochs):
         order = orders(size, rules, generators, device)
-        for index in order.split(batch_size, dim=1):
+        for index in torch.split(order, batch_size, dim=1):
             inputs, own = features[index], labels[index]
             equal = own.unsqueeze(2) == own.unsqueeze(1)
             first = ~(equal & before[: index.shape[1], : index.shape[1]]).any(dim=2)
@@ -277,14 +286,14 @@ def trial(problem: str, rules: list[Rule], arguments: argparse.Namespace) -> lis
     """What each run ends with."""
     if problem in PAUC:
         return partial_auc(problem, rules, arguments.pauc_features, arguments.device, arguments.epochs)
-    if problem == "glyphs":
+    if problem == GLYPHS:
         return glyphs(rules, arguments.glyphs, arguments.device, arguments.epochs)
     return regression(problem, rules, arguments.data_dir, arguments.device, arguments.epochs)
 
 
 def by_hand(problem: str) -> Rule:
     """The step size that was tuned for the problem."""
-    if problem == "glyphs":
+    if problem == GLYPHS:
         given = XC_SETTINGS["SCENT"][1]
     elif problem in PAUC:
         given = pauc_known_optimum.SETTINGS[PAUC[problem]]["SCENT"][1]
@@ -295,9 +304,10 @@ def by_hand(problem: str) -> Rule:
 
 RULES: dict[str, Rule | Callable[[Rule], Rule]] = {
     "BSGD": Rule(math.inf),
-    "by hand − 3": lambda hand: replace(hand, log_alpha=hand.log_alpha - 3),
-    "by hand + 3": lambda hand: replace(hand, log_alpha=hand.log_alpha + 3),
+    "by hand − 3": lambda hand: replace(hand, log_alpha=(hand.log_alpha or 0.0) - 3),
+    "by hand + 3": lambda hand: replace(hand, log_alpha=(hand.log_alpha or 0.0) + 3),
     "auto": Rule(),
+    "auto, no limit by the visits": Rule(share=math.inf),
     "auto, no limit of the lag": Rule(lag=math.inf),
     "auto, no limit by the noise": Rule(variance=1e-30),
     "auto, c to 3": Rule(rise=3.0),

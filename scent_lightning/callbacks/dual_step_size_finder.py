@@ -10,7 +10,8 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.loggers import DummyLogger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_only
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
@@ -114,7 +115,7 @@ class DualStepSizeFinder(L.Callback):
         steps = self.num_steps or max(round(self.fraction * whole), 1)
         steps = int(min(steps, whole))
         updates = {name: dual.update for name, dual in duals.items()}
-        pilot = _Pilot(steps, duals)
+        pilot = _Pilot(steps, duals, trainer.is_global_zero and trainer.progress_bar_callback is not None)
         before = _Before(trainer, module)
         try:
             for dual in duals.values():
@@ -200,11 +201,11 @@ def _scent_duals(module: L.LightningModule) -> dict[str, DualVariable]:
 class _Pilot(L.Callback):
     """Notes what the duals do; some hundred points of each curve."""
 
-    def __init__(self, steps: int, duals: Mapping[str, DualVariable]) -> None:
+    def __init__(self, steps: int, duals: Mapping[str, DualVariable], visible: bool) -> None:
         self.every = -(-steps // MOST_POINTS)
         self.duals = duals
         self.curves = {name: {key: list[float]() for key in ("step", "nu", "log_mean", "reference")} for name in duals}
-        self.bar = tqdm(total=steps, desc="Finding the step size", disable=bool(rank_zero_only.rank))
+        self.bar = tqdm(total=steps, desc="Finding the step size", disable=not visible)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -8,14 +8,16 @@ window of the run so far: it can fall and never rise again, for one outlier amon
 The first window has none, and α = ∞ (BSGD).
 
 c is the logarithm of how many visits an anchor's average goes back. It rises linearly from 0, so that the average gets
-longer as the model settles, and at last α falls to 0 by a cosine. Two measurements keep c lower where an average that
+longer as the model settles, and at last α falls to 0 by a cosine. Three measurements keep c lower where an average that
 long is not wanted:
 
-* **noise**: it rises to :math:`\log(v / 2\sigma^2)` at most, where v is the mean square of ℓ − ν, as seen in the
-  batches, and σ² the variance of ν below which more averaging gains nothing: ν then varies by
-  :math:`\gamma v / 2`. Without noise that is BSGD, as it should be.
+* **noise**: it rises to :math:`\log(r / 2\sigma^2)` at most, where r is the mean square of ℓ − ν, as seen in the
+  batches, and σ² the variance of ν below which more averaging gains nothing: ν varies by :math:`\gamma r / 2`. Without
+  noise that is BSGD, as it should be.
+* **visits**: the average goes back over a tenth of the v visits of an anchor so far, and over more of them where they
+  are many, :math:`e^c \le \frac{v}{10} (1 + \frac{v}{45})`: what was seen long ago belongs to another model.
 * **lag**: ℓ falls while the model learns, and an average of it lags by its length times the fall at a visit, d. c stays
-  below :math:`\log(2.25 / d)`, that is, the lag below 2.25. Where anchors are seen a few times only, this decides.
+  below :math:`\log(2.25 / d)`, that is, the lag below 2.25.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ __all__ = ["AutoStepSize"]
 WINDOW, RISEN = 1 / 300, 0.8
 # c at the end of its rise, unless the noise or the lag is what limits it: γ is 0.018 there.
 LARGEST_RISE = 4.0
+# The average goes back over this share of the visits so far while they are few, and more where they are many.
+SHARE, MANY_VISITS = 0.1, 45.0
 # Variance of ν that needs no more averaging, and how far ν may lag, both in units of ν.
 SMALL_VARIANCE, LARGEST_LAG = 4e-4, 2.25
 # The guard that goes with it, as the largest log weight.
@@ -101,8 +105,9 @@ class AutoStepSize(nn.Module):
         rise = LARGEST_RISE
         if self.variance is not None:
             rise = min(rise, math.log(max(self.variance, 1e-30) / (2.0 * SMALL_VARIANCE)))
-        c = rise * min(progress / RISEN, 1.0)
-        fall = (self.first_log_mean - self.least_log_mean) / self.visits_of_each
+        visits = self.visits_of_each
+        c = min(rise * min(progress / RISEN, 1.0), math.log(SHARE * visits * (1.0 + visits / MANY_VISITS)))
+        fall = (self.first_log_mean - self.least_log_mean) / visits
         return min(c, math.log(LARGEST_LAG / fall)) if fall > 0 else c
 
     def suggestion(self) -> float | None:
@@ -195,8 +200,8 @@ class AutoStepSize(nn.Module):
     # ---------------------------------------------------------------- state
 
     _NUMBERS = (
-        "reference", "first_log_mean", "least_log_mean", "variance", "visits", "visits_of_each", "begun", "seen", "log_sum",
-        "sum", "squares", "known",
+        "reference", "first_log_mean", "least_log_mean", "variance", "visits", "visits_of_each", "begun", "seen",
+        "log_sum", "sum", "squares", "known",
     )  # fmt: skip
     _TENSORS = ("totals", "log_sums", "counts")
 

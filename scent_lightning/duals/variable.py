@@ -371,8 +371,8 @@ class DualVariable(nn.Module):
             if self.num_anchors == 1:
                 self.auto.observe_one(log_mean, before if seen else None)
             else:
-                of_all = torch.tensor([[log_mean], [nu], [before]], dtype=torch.float64)
-                self.auto.observe(rows, *of_all, torch.tensor([bool(seen)]))
+                log_means, new, old = torch.tensor([[log_mean], [nu], [before]], dtype=torch.float64)
+                self.auto.observe(rows, log_means, new, old, torch.tensor([bool(seen)]))
         self.__dict__["_last_of_one"] = (rows, nu, before, log_mean, unguarded, progress)
         return loss
 

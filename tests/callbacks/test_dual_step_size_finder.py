@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from scent_lightning.callbacks import DualStepSizeFinder
 from scent_lightning.duals import SCENT, SOX
 from scent_lightning.errors import DualDivergenceError, InputError
-from tests.helpers import SoftmaxData, SoftmaxTask, in_two_processes, quiet_trainer
+from tests.helpers import SoftmaxData, SoftmaxTask, ddp_trainer, quiet_trainer, under_two_trainers
 
 ROWS, EPOCHS = 48, 40  # six steps an epoch
 
@@ -191,10 +191,11 @@ def test_all_is_as_before_after_a_pilot_that_diverges():
 
 def _ranks(rank):
     task, finder = task_with(SCENT()), DualStepSizeFinder()
-    fit(task, finder, devices=2, strategy="ddp", num_nodes=1)
+    trainer = ddp_trainer(max_epochs=EPOCHS, limit_val_batches=0, callbacks=[finder])
+    trainer.fit(task, SoftmaxData(rows=ROWS, batch_size=4))
     return finder.log_alpha["nu"], task.linear.weight.tolist(), task.duals["nu"].nu.tolist()
 
 
-def test_the_same_in_every_process(tmp_path):
-    first, second = in_two_processes(_ranks, tmp_path, under_trainer=True)
+def test_the_same_in_every_process():
+    first, second = under_two_trainers(_ranks)
     assert first == second
