@@ -28,6 +28,8 @@ from resumable import append_rows, read_rows
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 from step_size_trials import GLYPHS, Rule, by_hand, trial
 
+from scent_lightning.duals import auto_step_size
+
 PROBLEMS = ("california_tau1.0", "abalone_tau0.2", GLYPHS)
 SHIFTS = range(-10, 11)
 METHODS = {"SCENT": "C0", "SCENT with the guard": "C1", "SCENT auto": "C2"}
@@ -38,7 +40,8 @@ def rules(problem: str, seeds: list[int]) -> list[tuple[dict[str, Any], Rule]]:
     """What is run, and how the row of the CSV file begins."""
     hand = by_hand(problem)
     assert hand.log_alpha is not None
-    guard = hand.guard if math.isfinite(hand.guard) else Rule().guard
+    assert hand.guard is not None
+    guard = min(hand.guard, auto_step_size.LARGEST_GUARD)
     found = []
     for seed in seeds:
         for shift in SHIFTS:

@@ -81,8 +81,27 @@ def test_checkpoint_loads_without_pickle_and_elsewhere(run):
     checkpoint = torch.load(path, weights_only=True)
     assert checkpoint["hyper_parameters"]["dual"]["class_path"] == "scent_lightning.duals.SCENT"
     task = DRORegressionTask.load_from_checkpoint(path)
-    assert task.duals["nu"].update.log_alpha == -3.0
+    assert task.duals["nu"].update.log_alpha == "auto"
     assert task.duals["nu"].nu.item() == checkpoint["state_dict"]["duals.nu.nu"].item()
+
+
+@pytest.mark.slow
+def test_step_size_by_a_pilot(tmp_path):
+    def fit(epochs, *arguments):
+        finder = "--trainer.callbacks+=DualStepSizeFinder"
+        done = command(tmp_path, "fit", "--config", CONFIG, finder, "--trainer.max_epochs", str(epochs), *arguments)
+        return re.search(
+            r"SCENT's step size of dual variable 'nu': (SCENT\(log_alpha=.+\))", done.stderr + done.stdout
+        )[1]
+
+    found = fit(40)
+    log = tmp_path / "lightning_logs" / "version_0"
+    events = EventAccumulator(str(log))
+    events.Reload()
+    assert "dual/nu/step_size" in events.Tags()["images"]
+    last = log / "checkpoints" / "last.ckpt"
+    assert repr(DRORegressionTask.load_from_checkpoint(last).duals["nu"].update) == found
+    assert fit(50, "--ckpt_path", str(last)) == found
 
 
 @pytest.mark.slow

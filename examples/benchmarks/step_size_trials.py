@@ -45,9 +45,9 @@ class Rule:
     """How log α goes over a run.
 
     Attributes:
-        log_alpha: by hand; None is auto, as in the package, and the rest but the guard is its constants.
+        log_alpha: by hand; None is auto, as in the package, and what is below the guard is its constants.
         cosine: whether α by hand falls to 0 by a cosine.
-        guard: largest log weight.
+        guard: largest log weight; None is that of auto, by the visits.
         rise: how far c rises at most.
         until: fraction of the run at which c has risen and α begins to fall.
         window: fraction of the run after which the reference may fall.
@@ -60,7 +60,7 @@ class Rule:
 
     log_alpha: float | None = None
     cosine: bool = False
-    guard: float = auto_step_size.GUARD
+    guard: float | None = None
     rise: float = auto_step_size.LARGEST_RISE
     until: float = auto_step_size.RISEN
     window: float = auto_step_size.WINDOW
@@ -88,7 +88,8 @@ class StepSizes:
 
     def __init__(self, rules: list[Rule], visits: float, one_epoch: float, device: str) -> None:
         def column(name: str) -> Tensor:
-            return torch.tensor([float(getattr(rule, name)) for rule in rules], dtype=torch.float64, device=device)
+            values = [getattr(rule, name) for rule in rules]
+            return torch.tensor([math.nan if v is None else float(v) for v in values], device=device).double()
 
         self.visits, self.one = visits, one_epoch > 0
         self.auto = torch.tensor([rule.log_alpha is None for rule in rules], device=device)
@@ -126,7 +127,10 @@ class StepSizes:
         rise = self.rise.minimum((self.variance.clamp(min=1e-30) / (2 * self.small_variance)).log())
         c = rise * (progress / self.until).clamp(max=1)
         visits = max(self.visits * progress, 1.0)
-        c = c.minimum((self.share * visits * (1 + visits / auto_step_size.MANY_VISITS)).log())
+        of_visits = (self.share * visits * (1 + visits / auto_step_size.MANY_VISITS)).log()
+        found_guard = of_visits.clamp(auto_step_size.LEAST_GUARD, auto_step_size.LARGEST_GUARD)
+        self.current_guard = torch.where(self.guard.isnan(), found_guard, self.guard)
+        c = c.minimum(of_visits)
         fall = (self.first - self.least).nan_to_num(0.0) / visits
         found = -self.reference - c.minimum((self.lag / fall.clamp(min=1e-30)).log())
         found += remaining((progress - self.until) / (1 - self.until).clamp(min=1e-9)).clamp(min=1e-300).log()
@@ -141,7 +145,7 @@ class StepSizes:
         log_alpha = self.log_alpha(progress).unsqueeze(1)
         shifted = log_alpha + nu
         moved = torch.logaddexp(nu, shifted + log_mean) - torch.logaddexp(torch.zeros_like(shifted), shifted)
-        moved = torch.where(log_alpha == math.inf, log_mean, moved).maximum(log_mean - self.guard.unsqueeze(1))
+        moved = torch.where(log_alpha == math.inf, log_mean, moved).maximum(log_mean - self.current_guard.unsqueeze(1))
         self.squares += (log_mean - nu).square().sum(dim=1)  # 0 where ν was not known
         self.known += known.sum(dim=1)
         self.nu += moved.mean(dim=1)

@@ -18,7 +18,6 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from scent_lightning.duals import SCENT, DualUpdate, DualVariable
-from scent_lightning.duals.auto_step_size import GUARD
 from scent_lightning.errors import InputError
 from scent_lightning.random_state import random_state, restore_random_state
 
@@ -36,7 +35,8 @@ class DualStepSizeFinder(L.Callback):
     half of what it rises to (see :class:`~scent_lightning.duals.auto_step_size.AutoStepSize`). The weights, ν, the
     optimisers, the random numbers and the order of the data are then what they were, and training begins with
 
-    * ``SCENT(log_alpha, schedule="cosine", max_log_weight=4)`` where log α was "auto" (a guard that was given stays);
+    * ``SCENT(log_alpha, schedule="cosine", max_log_weight=…)`` where log α was "auto", with the guard that this had at
+      the end of the pilot (one that was given stays);
     * the given update with another log α where it was a number.
 
     Duals with equal updates get one value, their mean. Duals with other updates are left alone.
@@ -51,6 +51,7 @@ class DualStepSizeFinder(L.Callback):
 
     Attributes:
         log_alpha: what was found, by the name of the dual; empty before.
+        max_log_weight: the guard that "auto" had, likewise.
         curves: by the name of the dual, the same number of points of each: ``step``, ``nu`` (mean of the batch),
             ``log_mean`` (ℓ, likewise), and ``reference``, −log α − c of "auto" (NaN before there is one).
 
@@ -75,15 +76,16 @@ class DualStepSizeFinder(L.Callback):
         self.fraction = fraction
         self.num_steps = num_steps
         self.log_alpha: dict[str, float] = {}
+        self.max_log_weight: dict[str, float] = {}
         self.curves: dict[str, dict[str, list[float]]] = {}
 
     def state_dict(self) -> dict[str, Any]:
         """What was found, for a run that is resumed."""
-        return {"log_alpha": dict(self.log_alpha)}
+        return {"log_alpha": dict(self.log_alpha), "max_log_weight": dict(self.max_log_weight)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take it from a checkpoint."""
-        self.log_alpha = dict(state_dict["log_alpha"])
+        self.log_alpha, self.max_log_weight = dict(state_dict["log_alpha"]), dict(state_dict["max_log_weight"])
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Run the pilot, unless the run is resumed."""
@@ -99,8 +101,11 @@ class DualStepSizeFinder(L.Callback):
             rank_zero_warn("DualStepSizeFinder does nothing in a run that is resumed and had no pilot")
         for name, log_alpha in self.log_alpha.items():
             if name in duals:
-                duals[name].use(with_log_alpha(duals[name].update, log_alpha))
+                duals[name].use(with_step_size(duals[name].update, log_alpha, self.max_log_weight[name]))
                 rank_zero_info(f"SCENT's step size of dual variable {name!r}: {duals[name].update!r}")
+        if len({repr(dual.update) for dual in duals.values()}) == 1 and "dual" in pl_module.hparams:
+            # What a checkpoint is loaded with elsewhere.
+            pl_module.hparams["dual"] = next(iter(duals.values())).update.config()
         if trainer.ckpt_path is None:
             self._log_figures(trainer)
 
@@ -122,7 +127,9 @@ class DualStepSizeFinder(L.Callback):
                 dual.use(SCENT("auto", max_log_weight=dual.update.max_log_weight))
             before.prepare(steps, pilot)
             trainer.fit_loop.run()
-            found = {name: dual.auto.suggestion() for name, dual in duals.items() if dual.auto is not None}
+            rules = {name: dual.auto for name, dual in duals.items() if dual.auto is not None}
+            found = {name: rule.suggestion() for name, rule in rules.items()}
+            self.max_log_weight = {name: round(rule.max_log_weight, 2) for name, rule in rules.items()}
         finally:
             pilot.bar.close()
             for name, update in updates.items():
@@ -184,11 +191,11 @@ class DualStepSizeFinder(L.Callback):
                     logger.experiment.add_figure(f"dual/{name}/step_size", self.plot(name), 0)
 
 
-def with_log_alpha(update: DualUpdate, log_alpha: float) -> SCENT:
-    """The update with a fixed log α; for one with "auto", what goes with it there."""
+def with_step_size(update: DualUpdate, log_alpha: float, max_log_weight: float) -> SCENT:
+    """The update with a fixed log α; one with "auto" also with what goes with it there."""
     assert isinstance(update, SCENT)
     if update.is_auto:
-        guard = GUARD if update.max_log_weight is None else update.max_log_weight
+        guard = max_log_weight if update.max_log_weight is None else update.max_log_weight
         return SCENT(log_alpha, schedule="cosine", max_log_weight=guard)
     return SCENT(log_alpha, update.schedule, update.final, update.max_log_weight)
 

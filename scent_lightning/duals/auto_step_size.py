@@ -18,6 +18,9 @@ long is not wanted:
   are many, :math:`e^c \le \frac{v}{10} (1 + \frac{v}{45})`: what was seen long ago belongs to another model.
 * **lag**: ℓ falls while the model learns, and an average of it lags by its length times the fall at a visit, d. c stays
   below :math:`\log(2.25 / d)`, that is, the lag below 2.25.
+
+The guard, where none is given, is what the visits allow c to be, between 1 and 4: a weight of :math:`e^c` is what the
+next batch can be worth to an average over as many.
 """
 
 from __future__ import annotations
@@ -42,8 +45,8 @@ LARGEST_RISE = 4.0
 SHARE, MANY_VISITS = 0.1, 45.0
 # Variance of ν that needs no more averaging, and how far ν may lag, both in units of ν.
 SMALL_VARIANCE, LARGEST_LAG = 4e-4, 2.25
-# The guard that goes with it, as the largest log weight.
-GUARD = 4.0
+# The guard, as the largest log weight: as large as c could be for the visits alone, between these.
+LEAST_GUARD, LARGEST_GUARD = 1.0, 4.0
 # Of so few anchors each may be seen many times in a window, and has its own objective over it.
 FEW_ANCHORS = 1024
 
@@ -105,10 +108,17 @@ class AutoStepSize(nn.Module):
         rise = LARGEST_RISE
         if self.variance is not None:
             rise = min(rise, math.log(max(self.variance, 1e-30) / (2.0 * SMALL_VARIANCE)))
-        visits = self.visits_of_each
-        c = min(rise * min(progress / RISEN, 1.0), math.log(SHARE * visits * (1.0 + visits / MANY_VISITS)))
-        fall = (self.first_log_mean - self.least_log_mean) / visits
+        c = min(rise * min(progress / RISEN, 1.0), self._c_of_visits())
+        fall = (self.first_log_mean - self.least_log_mean) / self.visits_of_each
         return min(c, math.log(LARGEST_LAG / fall)) if fall > 0 else c
+
+    def _c_of_visits(self) -> float:
+        return math.log(SHARE * self.visits_of_each * (1.0 + self.visits_of_each / MANY_VISITS))
+
+    @property
+    def max_log_weight(self) -> float:
+        """The guard that goes with it."""
+        return min(max(self._c_of_visits(), LEAST_GUARD), LARGEST_GUARD)
 
     def suggestion(self) -> float | None:
         """A fixed log α for a run like this one: c is half of what it rises to; None in the first window."""

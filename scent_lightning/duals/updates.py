@@ -230,7 +230,7 @@ class SCENT(_ScheduledUpdate):
         schedule: "constant" (published) or "cosine", which takes α from exp(log_alpha) to exp(final). Not for "auto".
         final: logarithm of α at the end of a cosine schedule; None means that α goes to 0.
         max_log_weight: the guard (see :class:`DualUpdate`); 1 to 5 where training is unstable, None as published. With
-            "auto", None is 4.
+            "auto", None is 1 to 4, by how often an anchor was seen.
 
     Raises:
         InputError: an argument out of its range.

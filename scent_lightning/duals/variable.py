@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from scent_lightning import functional
 from scent_lightning.duals import exchange
-from scent_lightning.duals.auto_step_size import GUARD, AutoStepSize
+from scent_lightning.duals.auto_step_size import AutoStepSize
 from scent_lightning.duals.updates import SCENT, DualUpdate
 from scent_lightning.errors import DualDivergenceError, InputError
 from scent_lightning.functional import wide
@@ -146,7 +146,7 @@ class DualVariable(nn.Module):
         self.auto.turn(progress, lambda: int(self.visited.sum()))
         self._found.log_alpha = self.auto.log_alpha(progress)
         limit = self.update.max_log_weight
-        self._found.max_log_weight = GUARD if limit is None else limit
+        self._found.max_log_weight = self.auto.max_log_weight if limit is None else limit
         return self._found
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:

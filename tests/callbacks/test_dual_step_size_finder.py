@@ -53,7 +53,9 @@ def test_finds_a_value_and_trains_as_if_it_had_been_set():
     found = task_with(SCENT())
     fit(found, finder)
     update = found.duals["nu"].update
-    assert repr(update) == f"SCENT(log_alpha={finder.log_alpha['nu']}, schedule='cosine', max_log_weight=4.0)"
+    expected = SCENT(finder.log_alpha["nu"], schedule="cosine", max_log_weight=finder.max_log_weight["nu"])
+    assert repr(update) == repr(expected)
+    assert finder.max_log_weight["nu"] == 1.0  # four visits of an anchor
     by_hand = task_with(copy.deepcopy(update))
     fit(by_hand)
     # The pilot is a run of its own, over a tenth of the steps; what comes after is the run without one.

@@ -213,7 +213,8 @@ def test_nothing_to_set():
     assert SCENT().log_alpha == "auto"
     variable = DualVariable(4, SCENT(max_log_weight=2.5))
     assert variable.update_at(0.0).max_log_weight == 2.5
-    assert DualVariable(4, SCENT()).update_at(0.0).max_log_weight == 4.0
+    assert DualVariable(4, SCENT()).update_at(0.0).max_log_weight == 1.0  # an anchor seen once
+    assert train(DualVariable(20, SCENT()), 20, 1000, 10).update_at(1.0).max_log_weight == 4.0
 
 
 def test_errors():

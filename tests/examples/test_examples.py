@@ -1,12 +1,14 @@
 """Every script runs as its documentation says."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.conftest import ROOT
@@ -69,21 +71,27 @@ def test_extreme_classification_benchmarks_print_their_figures(tmp_path):
     assert set(figures) == {"first_batch_s", "peak_extra_gb"}
 
 
-@pytest.mark.slow
-def test_comparison_on_classes(tmp_path):
+def write_classes(folder):
+    """A folder of 40 classes, as compare_xc.py reads it."""
     generator = np.random.default_rng(0)
     centres = generator.standard_normal((40, 8))
     for split in ("train", "val"):
-        (tmp_path / split).mkdir()
+        (folder / split).mkdir()
         labels = generator.integers(40, size=1000)
         rows = centres[labels] + 0.3 * generator.standard_normal((1000, 8))
-        np.save(tmp_path / split / "features.npy", rows.astype(np.float16))
-        np.save(tmp_path / split / "labels.npy", labels)
-    arguments = ["--path", tmp_path, "--epochs", 2, "--methods", "BSGD", "SOX", "--out", tmp_path / "out"]
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        np.save(folder / split / "features.npy", rows.astype(np.float16))
+        np.save(folder / split / "labels.npy", labels)
+
+
+@pytest.mark.slow
+def test_comparison_on_classes(tmp_path):
+    write_classes(tmp_path)
+    arguments = ["--path", tmp_path, "--epochs", 2, "--methods", "BSGD", "SCENT auto", "--out", tmp_path / "out"]
     script(tmp_path, "compare_xc.py", *arguments)
     output = script(tmp_path, "compare_xc.py", *arguments)
     assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 5
-    assert "| SOX |" in output
+    assert "| SCENT auto |" in output
     assert (tmp_path / "out" / "cross_entropy.png").stat().st_size > 10_000
 
 
@@ -92,16 +100,16 @@ def test_partial_auc_against_its_known_optimum(tmp_path):
     arguments = ["--epochs", 3, "--workers", 2, "--out", tmp_path / "out"]
     output = script(tmp_path, "pauc_known_optimum.py", *arguments, SCENT_LIGHTNING_DATA="none")
     gaps = json.loads(output.strip().splitlines()[-1])
-    methods = {"BSGD", "ASGD", "SoftplusASGD", "UMax", "SOX", "SCENT"}
+    methods = {"BSGD", "ASGD", "SoftplusASGD", "UMax", "SOX", "SCENT", "SCENT auto"}
     assert set(gaps) == {"0.05", "0.1"}
     for by_method in gaps.values():
         assert set(by_method) == methods
         assert all(gap >= 0 for gap in by_method.values())  # F* is the least
-        assert by_method["SCENT"] < 1
+        assert max(by_method["SCENT"], by_method["SCENT auto"]) < 1
     assert "32 positives and 4 negatives a batch" in output
-    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 25
+    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 29
     script(tmp_path, "pauc_known_optimum.py", *arguments, SCENT_LIGHTNING_DATA="none")
-    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 25
+    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 29
 
 
 @pytest.mark.slow
@@ -169,6 +177,59 @@ def test_contrastive_loss_prints_its_figures(tmp_path):
     figures = json.loads(script(tmp_path, "benchmarks/clip_loss.py", *few).strip().splitlines()[-1])
     assert {"time_ratio", "memory_ratio", "chunked_extra_mb"} == set(figures)
     assert figures["time_ratio"]["128"] > 0
+
+
+@pytest.mark.slow
+def test_trials_of_step_sizes_and_their_figure(tmp_path, data_dir):
+    write_classes(tmp_path)
+    common = ["--data-dir", data_dir, "--glyphs", tmp_path, "--epochs", 3, "--seeds", 0, 1, "--problems"]
+    output = script(tmp_path, "benchmarks/step_size_trials.py", *common, "abalone_tau1.0", "glyphs")
+    found = json.loads(output.strip().splitlines()[-1])
+    for problem in ("abalone_tau1.0", "glyphs"):
+        assert 0 < found[problem]["auto"] < found[problem]["BSGD"] * 1.5
+        assert "by hand" in found[problem]
+    arguments = [*common, "glyphs", "--out", tmp_path / "out"]
+    summary = json.loads(script(tmp_path, "step_size_sensitivity.py", *arguments).strip().splitlines()[-1])
+    assert summary["glyphs"]["best"] <= summary["glyphs"]["worst with the guard"]
+    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 1 + 2 * (2 * 21 + 1)
+    assert (tmp_path / "out" / "step_size_sensitivity.png").stat().st_size > 10_000
+    again = script(tmp_path, "step_size_sensitivity.py", *arguments)
+    assert json.loads(again.strip().splitlines()[-1]) == summary
+
+
+@pytest.mark.parametrize("anchors", [1, 2000])
+def test_trials_step_as_the_package_does(anchors, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES / "benchmarks"))
+    from step_size_trials import Rule, StepSizes
+
+    from scent_lightning.duals import SCENT, DualVariable
+
+    rules = {"auto": Rule(), "hand": Rule(-1.5, cosine=True, guard=2.0), "plain": Rule(-3.0, guard=math.inf)}
+    updates = [SCENT(), SCENT(-1.5, schedule="cosine", max_log_weight=2.0), SCENT(-3.0)]
+    rows, epochs = (1, 40) if anchors == 1 else (100, 40)
+    per_epoch = 20
+    steps = epochs * per_epoch
+    sizes = StepSizes(list(rules.values()), steps * rows / anchors, 1 / epochs if anchors == 1 else 0.0, "cpu")
+    tables = [DualVariable(anchors, update) for update in updates]
+    if tables[0].auto is not None:
+        tables[0].auto.epoch = 1 / epochs
+    nu = torch.full((3, anchors), math.nan, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(steps):
+        if step % per_epoch == 0:
+            order = torch.randperm(anchors, generator=generator)
+        start = step % per_epoch * rows
+        index = order[start : start + rows] if anchors > 1 else torch.tensor([0])
+        scores = 2.0 * torch.randn(rows, 8, generator=generator, dtype=torch.float64) - 6.0 * step / steps
+        log_mean = (torch.logsumexp(scores, dim=1) - math.log(8)).expand(3, rows)
+        nu[:, index] = sizes.step(nu[:, index], log_mean, step / steps)
+        for table in tables:
+            table.entropic_risk(scores, index, progress=step / steps)
+    for i, (name, table) in enumerate(zip(rules, tables, strict=True)):
+        # The trials know how often an anchor is seen at each step, the table at the ends of windows.
+        assert (table.nu - nu[i]).abs().max() < (0.03 if name == "auto" else 1e-4)
+    assert tables[0].auto.reference == pytest.approx(sizes.reference[0].item(), abs=0.01)
+    assert tables[0].auto.variance == pytest.approx(sizes.variance[0].item(), rel=0.01)
 
 
 @pytest.mark.slow
