@@ -46,7 +46,8 @@ class DualStepSizeFinder(L.Callback):
     other callbacks are off in the pilot.
 
     Args:
-        fraction: length of the pilot as a part of the run, in (0, 1].
+        fraction: length of the pilot as a part of the run, in (0, 1]. ν is to come near the value that it settles at:
+            from a shorter pilot log α comes out too small.
         num_steps: its length in optimiser steps instead.
 
     Attributes:
@@ -67,7 +68,7 @@ class DualStepSizeFinder(L.Callback):
         {}
     """
 
-    def __init__(self, fraction: float = 0.1, num_steps: int | None = None) -> None:
+    def __init__(self, fraction: float = 0.3, num_steps: int | None = None) -> None:
         super().__init__()
         if not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
             raise InputError(f"fraction must be in (0, 1], got {fraction!r}")

@@ -39,7 +39,7 @@ __all__ = ["AutoStepSize"]
 
 # Fractions of the run: after how much the reference may fall, and when c has risen and α begins to fall.
 WINDOW, RISEN = 1 / 300, 0.8
-# c at the end of its rise, unless the noise or the lag is what limits it: γ is 0.018 there.
+# c at the end of its rise, unless noise, visits or lag limit it: γ is 0.018 there.
 LARGEST_RISE = 4.0
 # The average goes back over this share of the visits so far while they are few, and more where they are many.
 SHARE, MANY_VISITS = 0.1, 45.0

@@ -49,7 +49,7 @@ def task_with(dual):
 
 
 def test_finds_a_value_and_trains_as_if_it_had_been_set():
-    finder = DualStepSizeFinder()
+    finder = DualStepSizeFinder(fraction=0.1)
     found = task_with(SCENT())
     fit(found, finder)
     update = found.duals["nu"].update
@@ -181,7 +181,7 @@ def test_all_is_as_before_after_a_pilot_that_diverges():
             return super().training_step(batch, batch_idx)
 
     torch.manual_seed(0)
-    task, finder = Diverging(SCENT()), DualStepSizeFinder()
+    task, finder = Diverging(SCENT()), DualStepSizeFinder(fraction=0.1)
     weight = task.linear.weight.detach().clone()
     with pytest.raises(DualDivergenceError):
         fit(task, finder)
