@@ -48,7 +48,7 @@ def failure(error: BaseException) -> tuple[int, str] | None:
 def _from_queue(error: BaseException) -> bool:
     """Whether it comes of taking a batch from a loader process: that may see the process die before torch does."""
     frames = traceback.walk_tb(error.__traceback__)
-    return isinstance(error, OSError | EOFError) and any(
+    return isinstance(error, OSError | EOFError | RuntimeError | pickle.UnpicklingError) and any(
         frame.f_globals.get("__name__") == "multiprocessing.queues" for frame, _ in frames
     )
 

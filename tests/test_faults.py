@@ -71,7 +71,7 @@ def wait_for(path: Path) -> None:
 def finite(path: Path) -> bool:
     state = torch.load(path, weights_only=True)["state_dict"]
     assert any(name.endswith(".nu") for name in state)
-    return all(bool(torch.isfinite(value).all()) for value in state.values())
+    return all(bool(torch.isfinite(value).all()) for value in state.values() if isinstance(value, torch.Tensor))
 
 
 # ---------------------------------------------------------------- divergence
@@ -307,7 +307,7 @@ def test_loader_process_that_dies(features):
     assert children
     os.kill(int(children[0]), signal.SIGKILL)
     line = sentence(process)
-    assert line.startswith("a process that loads data has died, of too little memory perhaps (DataLoader worker (pid")
+    assert line.startswith("a process that loads data has died, of too little memory perhaps (")
     assert finite(features / "checkpoints" / "last.ckpt")
 
 
