@@ -21,10 +21,10 @@ from typing import Any, cast
 
 import torch
 import yaml
-from resumable import bare_trainer, read_rows, run_missing, silent_process
+from resumable import bare_trainer, dual_update, read_rows, run_missing, silent_process
 
 from scent_lightning.data import ImageTextDataModule
-from scent_lightning.duals import DualUpdate, DualVariable
+from scent_lightning.duals import DualVariable
 from scent_lightning.errors import DualDivergenceError
 from scent_lightning.tasks import CLIPTask
 
@@ -69,7 +69,7 @@ def run(
     lr, arguments = lr or tuned_lr, tuned if arguments is None else arguments
     data = ImageTextDataModule(**{**config["data"]["init_args"], "path": path, "batch_size": batch_size})
     data.setup("fit")
-    dual = DualUpdate.from_config({"class_path": method.split()[0], "init_args": arguments})
+    dual = dual_update(method, arguments)
     settings = config["model"]["init_args"]
     warmup = settings["warmup_steps"] * config["data"]["init_args"]["batch_size"] // batch_size
     task = CLIPTask(data.num_anchors, dual, **{**settings, "lr": lr, "warmup_steps": warmup})

@@ -21,11 +21,10 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from resumable import bare_trainer, read_rows, run_missing, silent_process
+from resumable import bare_trainer, dual_update, read_rows, run_missing, silent_process
 from torch import Tensor
 
 from scent_lightning.data import FeatureDataModule
-from scent_lightning.duals import DualUpdate
 from scent_lightning.errors import DualDivergenceError
 from scent_lightning.tasks import ExtremeClassificationTask
 
@@ -80,11 +79,9 @@ def run(
     """Train once; a row for each epoch."""
     silent_process(seed)
     tuned_lr, tuned = SETTINGS[method]
-    config = {"class_path": method.split()[0], "init_args": tuned if arguments is None else arguments}
+    dual = dual_update(method, tuned if arguments is None else arguments)
     data = FeatureDataModule(path, batch_size=128)
-    task = ExtremeClassificationTask(
-        data.num_features, data.num_classes, data.num_anchors, DualUpdate.from_config(config), lr=lr or tuned_lr
-    )
+    task = ExtremeClassificationTask(data.num_features, data.num_classes, data.num_anchors, dual, lr=lr or tuned_lr)
     curve = Curve({split: fixed_rows(path, split) for split in ("train", "val")})
     trainer = bare_trainer(
         accelerator="cpu",

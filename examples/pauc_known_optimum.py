@@ -28,12 +28,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from resumable import bare_trainer, read_rows, run_missing, silent_process
+from resumable import bare_trainer, dual_update, read_rows, run_missing, silent_process
 from scipy.optimize import minimize
 from sklearn.decomposition import PCA
 
 from scent_lightning.data import ImbalancedImageDataModule
-from scent_lightning.duals import DualUpdate
 from scent_lightning.errors import DualDivergenceError
 from scent_lightning.metrics.partial_auc import partial_auc_objective
 from scent_lightning.tasks import PartialAUCTask
@@ -214,7 +213,7 @@ def run(
     """Train once; the objective at the end."""
     silent_process(seed)
     tuned_lr, tuned = SETTINGS.get((negatives_per_batch, tau), {}).get(method, (0.0, {}))
-    config = {"class_path": method.split()[0], "init_args": tuned if arguments is None else arguments}
+    arguments = tuned if arguments is None else arguments
     positives, negatives = read_features(Path(folder))
     data = ImbalancedImageDataModule(
         folder,
@@ -229,7 +228,7 @@ def run(
     rate = (lr or tuned_lr) * (POSITIVES + NEGATIVES) / data.num_anchors
     task = PartialAUCTask(
         data.num_anchors,
-        DualUpdate.from_config(config),
+        dual_update(method, arguments),
         data.num_features,
         tau=tau,
         margin=MARGIN,
@@ -257,7 +256,7 @@ def run(
             "seed": seed,
             "epochs": epochs,
             "lr": rate,
-            "arguments": json.dumps(config["init_args"]),
+            "arguments": json.dumps(arguments),
             "objective": reached,
         }
     ]

@@ -14,6 +14,8 @@ import lightning as L
 import torch
 from tqdm import tqdm
 
+from scent_lightning.duals import DualUpdate
+
 
 def silent_process(seed: int) -> None:
     """One thread, the seed, and no messages: many runs share the machine and the terminal."""
@@ -32,6 +34,11 @@ def bare_trainer(**arguments: Any) -> L.Trainer:
         enable_model_summary=False,
         **arguments,
     )
+
+
+def dual_update(method: str, arguments: dict[str, Any]) -> DualUpdate:
+    """The update of a row of a table: the first word of ``method`` is its class ("SCENT auto" is SCENT)."""
+    return DualUpdate.from_config({"class_path": method.split()[0], "init_args": arguments})
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

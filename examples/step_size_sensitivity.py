@@ -26,7 +26,7 @@ from typing import Any
 from resumable import append_rows, read_rows
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
-from step_size_trials import GLYPHS, Rule, by_hand, trial
+from step_size_trials import GLYPHS, Rule, add_trial_arguments, by_hand, trial
 
 from scent_lightning.duals import auto_step_size
 
@@ -103,11 +103,7 @@ def figure(rows: list[dict[str, Any]], problems: list[str], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), choices=PROBLEMS, help="which (all three)")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds of the batches (0 1 2)")
-    parser.add_argument("--epochs", type=int, help="epochs of every run (as each problem's)")
-    parser.add_argument("--data-dir", help="where california_housing and abalone are")
-    parser.add_argument("--glyphs", type=Path, default=Path("data/glyphs"), help="folder of the glyphs (data/glyphs)")
-    parser.add_argument("--device", default="cpu", help="where to compute (cpu)")
+    add_trial_arguments(parser)
     parser.add_argument("--out", type=Path, default=Path("runs/step_size_sensitivity"), help="folder of what is kept")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -322,15 +322,20 @@ RULES: dict[str, Rule | Callable[[Rule], Rule]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", nargs="+", default=list(CELLS), choices=PROBLEMS, help="which (the six cells)")
+def add_trial_arguments(parser: argparse.ArgumentParser) -> None:
+    """What :func:`trial` reads but the problem, and the seeds."""
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds of the batches (0 1 2)")
     parser.add_argument("--epochs", type=int, help="epochs of every run (as each problem's)")
     parser.add_argument("--data-dir", help="where california_housing and abalone are")
-    parser.add_argument("--pauc-features", type=Path, help="folder 'features' that pauc_known_optimum.py made")
-    parser.add_argument("--glyphs", type=Path, help="folder of the glyphs, with train in it")
+    parser.add_argument("--glyphs", type=Path, default=Path("data/glyphs"), help="folder of the glyphs (data/glyphs)")
     parser.add_argument("--device", default="cpu", help="where to compute (cpu)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", nargs="+", default=list(CELLS), choices=PROBLEMS, help="which (the six cells)")
+    parser.add_argument("--pauc-features", type=Path, help="folder 'features' that pauc_known_optimum.py made")
+    add_trial_arguments(parser)
     arguments = parser.parse_args()
     found: dict[str, dict[str, float]] = {}
     for problem in arguments.problems:

@@ -17,6 +17,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from scent_lightning.callbacks.dual_variable_monitor import duals_of
 from scent_lightning.duals import SCENT, DualUpdate, DualVariable
 from scent_lightning.errors import InputError
 from scent_lightning.random_state import random_state, restore_random_state
@@ -90,7 +91,7 @@ class DualStepSizeFinder(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Run the pilot, unless the run is resumed."""
-        duals = _scent_duals(pl_module)
+        duals = {name: dual for name, dual in duals_of(pl_module).items() if isinstance(dual.update, SCENT)}
         if not duals:
             raise InputError("DualStepSizeFinder needs a dual variable that SCENT updates; the module has none")
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -98,6 +99,7 @@ class DualStepSizeFinder(L.Callback):
             return
         if trainer.ckpt_path is None:
             self.log_alpha = self._find(trainer, pl_module, duals)
+            self._log_figures(trainer)
         elif not self.log_alpha:
             rank_zero_warn("DualStepSizeFinder does nothing in a run that is resumed and had no pilot")
         for name, log_alpha in self.log_alpha.items():
@@ -107,8 +109,6 @@ class DualStepSizeFinder(L.Callback):
         if len({repr(dual.update) for dual in duals.values()}) == 1 and "dual" in pl_module.hparams:
             # What a checkpoint is loaded with elsewhere.
             pl_module.hparams["dual"] = next(iter(duals.values())).update.config()
-        if trainer.ckpt_path is None:
-            self._log_figures(trainer)
 
     # ---------------------------------------------------------------- the pilot
 
@@ -201,11 +201,6 @@ def with_step_size(update: DualUpdate, log_alpha: float, max_log_weight: float) 
     return SCENT(log_alpha, update.schedule, update.final, update.max_log_weight)
 
 
-def _scent_duals(module: L.LightningModule) -> dict[str, DualVariable]:
-    duals: Any = getattr(module, "duals", {})
-    return {name: dual for name, dual in duals.items() if isinstance(getattr(dual, "update", None), SCENT)}
-
-
 class _Pilot(L.Callback):
     """Notes what the duals do; some hundred points of each curve."""
 
@@ -237,9 +232,8 @@ class _Before:
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.trainer, self.module = trainer, module
-        state = module.state_dict()
-        self.state = {name: copy.deepcopy(value) for name, value in state.items()}
-        self.buffers = {name: value.clone() for name, value in module.named_buffers() if name not in state}
+        self.state = copy.deepcopy(module.state_dict())
+        self.buffers = {name: value.clone() for name, value in module.named_buffers() if name not in self.state}
         self.random_state: dict[str, Tensor] = random_state()
         self.loop: Any = trainer.fit_loop
         self.loop_state = copy.deepcopy(self.loop.state_dict())

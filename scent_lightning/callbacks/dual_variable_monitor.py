@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
@@ -73,7 +72,7 @@ class DualVariableMonitor(L.Callback):
             return
         self._logged_step = step
         metrics: dict[str, float] = {}
-        for name, variable in _duals(pl_module).items():
+        for name, variable in duals_of(pl_module).items():
             if variable.last_step is not None:
                 for key, value in batch_statistics(variable, variable.last_step).items():
                     metrics[f"dual/{name}/{key}"] = value
@@ -83,7 +82,7 @@ class DualVariableMonitor(L.Callback):
         """Log the table's statistics."""
         if not trainer.loggers:
             return
-        for name, variable in _duals(pl_module).items():
+        for name, variable in duals_of(pl_module).items():
             if trainer.is_global_zero:
                 every = max(variable.num_anchors // MOST_ANCHORS, 1)
                 values = variable.nu[::every][variable.visited[::every]].cpu().numpy()
@@ -101,7 +100,8 @@ class DualVariableMonitor(L.Callback):
                 logger.log_metrics(metrics, step=step)
 
 
-def _duals(module: L.LightningModule) -> Mapping[str, DualVariable]:
+def duals_of(module: L.LightningModule) -> dict[str, DualVariable]:
+    """The dual variables of a module by name; none if it has no such thing."""
     duals: Any = getattr(module, "duals", {})
     return {name: variable for name, variable in duals.items() if isinstance(variable, DualVariable)}
 
