@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from scent_lightning.duals import exchange
 from scent_lightning.errors import InputError
@@ -67,13 +68,28 @@ class RowSparseSGD(Optimizer):
         check_sgd(lr, momentum, weight_decay)
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Take a step.
 
         Args:
             closure: evaluates the model again and returns the loss; optional.
         """
+        hooks = (
+            self._optimizer_step_pre_hooks,
+            self._optimizer_step_post_hooks,
+            _global_optimizer_pre_hooks,
+            _global_optimizer_post_hooks,
+        )
+        if any(hooks) or torch.autograd.profiler._is_profiler_enabled:
+            return self._recorded_step(closure)
+        return self._step(closure)
+
+    # torch wraps the step of every optimiser in hooks and a record for its profiler, 0.1 ms where there is neither. It
+    # leaves alone a step with this mark.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -83,13 +99,28 @@ class RowSparseSGD(Optimizer):
                 if parameter.grad is None:
                     continue
                 if parameter.grad.is_sparse:
-                    self._sparse_step(parameter, parameter.grad.coalesce(), group)
+                    self._sparse_step(parameter, parameter.grad, group)
                 else:
                     self._dense_step(parameter, parameter.grad, group)
         return loss
 
+    _recorded_step = Optimizer.profile_hook_step(_step)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As every optimiser's, in a tenth of the time: of a step with a sparse gradient that is several per cent."""
+        if not set_to_none:
+            super().zero_grad(set_to_none)
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
     def _sparse_step(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        rows, values = gradient.indices()[0], gradient.values()
+        rows, values = gradient._indices()[0], gradient._values()
+        # Autograd forgets that a gradient was coalesced, and to do so again takes longer than to look.
+        if not exchange.are_distinct(rows):
+            gradient = gradient.coalesce()
+            rows, values = gradient.indices()[0], gradient.values()
         if group["weight_decay"]:
             values = values.add(parameter[rows], alpha=group["weight_decay"])
         if group["momentum"]:

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from scent_lightning.errors import InputError
 from scent_lightning.optim import RowSparseSGD, average_sparse_gradient, clip_gradients
@@ -37,6 +38,43 @@ def test_without_momentum_it_is_torchs_sgd_exactly():
         for scheduler in schedulers:
             scheduler.step()
         assert torch.equal(ours, theirs)
+
+
+def test_accumulated_without_momentum_it_is_torchs_sgd_exactly():
+    """A row in several gradients moves by their sum, as a dense one does."""
+    ours, theirs = start(), start()
+    first, second = RowSparseSGD([ours], lr=0.1), torch.optim.SGD([theirs], lr=0.1)
+    data = list(batches())
+    for number in range(0, 12, 3):
+        for weight, optimizer, sparse in ((ours, first, True), (theirs, second, False)):
+            optimizer.zero_grad()
+            for rows, factors in data[number : number + 3]:
+                loss_of(weight, rows, factors, sparse).backward()
+            optimizer.step()
+        assert torch.equal(ours, theirs)
+
+
+def test_hooks_records_and_zeroing_are_those_of_every_optimiser():
+    weight, called = start(), []
+    optimizer = RowSparseSGD([weight], lr=0.1)
+    rows, factors = next(batches())
+    before = optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    after = register_optimizer_step_post_hook(lambda *_: called.append("after"))
+    loss_of(weight, rows, factors, sparse=True).backward()
+    optimizer.step()
+    assert called == ["before", "after"]
+    before.remove()
+    after.remove()
+    with torch.profiler.profile() as profiler:
+        optimizer.step()
+    assert any(event.name == "Optimizer.step#RowSparseSGD.step" for event in profiler.events())
+    assert called == ["before", "after"]
+    assert optimizer.step(lambda: torch.tensor(5.0)) == 5.0
+    weight.grad = torch.ones(9, 4)
+    optimizer.zero_grad(set_to_none=False)
+    assert torch.equal(weight.grad, torch.zeros(9, 4))
+    optimizer.zero_grad()
+    assert weight.grad is None
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -138,6 +138,14 @@ def processes() -> int:
     return dist.get_world_size() if distributed() else 1
 
 
+def are_distinct(index: Tensor) -> bool:
+    """Whether no index repeats."""
+    if len(index) <= FEW and index.device.type == "cpu":
+        return len(set(index.tolist())) == len(index)
+    ordered = torch.sort(index).values
+    return bool((ordered[1:] != ordered[:-1]).all())
+
+
 def merge(index: Tensor, log_mean: Tensor, counts: Tensor | int) -> tuple[Tensor, Tensor | None]:
     r"""Log-mean-exp over all the samples that an anchor has in the step.
 
@@ -150,14 +158,9 @@ def merge(index: Tensor, log_mean: Tensor, counts: Tensor | int) -> tuple[Tensor
         The merged log-mean-exp, shape ``(N,)``, equal for rows of equal index, whatever the order of the rows; and the
         number of each row's group, shape ``(N,)``, or None where no index repeats.
     """
-    if len(index) <= FEW and index.device.type == "cpu":
-        if len(set(index.tolist())) == len(index):
-            return log_mean, None
-        ordered = torch.sort(index).values
-    else:
-        ordered = torch.sort(index).values
-        if bool((ordered[1:] != ordered[:-1]).all()):
-            return log_mean, None
+    if are_distinct(index):
+        return log_mean, None
+    ordered = torch.sort(index).values
     # Sorted by value within each group, so that sums do not depend on the order of the rows.
     order = torch.argsort(log_mean)
     order = order[torch.argsort(index[order], stable=True)]

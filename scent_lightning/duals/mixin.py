@@ -19,6 +19,7 @@ from scent_lightning.duals import exchange
 from scent_lightning.duals.updates import DualUpdate
 from scent_lightning.duals.variable import DualVariable, IfChanged, Placement
 from scent_lightning.errors import InputError
+from scent_lightning.functional import Exponentials
 from scent_lightning.random_state import random_state, restore_random_state
 
 __all__ = ["DualVariableMixin"]
@@ -136,12 +137,32 @@ class DualVariableMixin(L.LightningModule):
             InputError: the table was loaded from a checkpoint of another size (training only), or a schedule needs
                 the length of an endless run.
         """
-        variable = self.duals._modules.get(name)
-        if not isinstance(variable, DualVariable):
-            raise KeyError(f"no dual variable {name!r}; this module has: {', '.join(self.duals) or 'none'}")
+        variable = self._dual(name)
         if self.updates_duals():
             return variable.entropic_risk(scores, index, mask, self.dual_progress())
         return variable.evaluate(scores, index, mask)
+
+    def entropic_risk_from(self, name: str, samples: Exponentials, index: Tensor) -> Tensor:
+        """:meth:`entropic_risk` for a module that takes the exponentials of its scores itself, in training only.
+
+        Args:
+            name: the dual, as given to :meth:`add_dual`.
+            samples: what it found.
+            index: dataset indices of the anchors, shape ``(B,)``.
+
+        Returns:
+            A scalar, and errors, as :meth:`entropic_risk`; also
+
+        Raises:
+            InputError: the update needs the scores themselves (:attr:`DualVariable.takes_exponentials`).
+        """
+        return self._dual(name).entropic_risk_from(samples, index, self.dual_progress())
+
+    def _dual(self, name: str) -> DualVariable:
+        variable = self.duals._modules.get(name)
+        if not isinstance(variable, DualVariable):
+            raise KeyError(f"no dual variable {name!r}; this module has: {', '.join(self.duals) or 'none'}")
+        return variable
 
     def updates_duals(self) -> bool:
         """Whether this is training, where ν is written; elsewhere it is read only."""

@@ -17,7 +17,7 @@ from scent_lightning.duals import exchange
 from scent_lightning.duals.auto_step_size import AutoStepSize
 from scent_lightning.duals.updates import SCENT, DualUpdate
 from scent_lightning.errors import DualDivergenceError, InputError
-from scent_lightning.functional import wide
+from scent_lightning.functional import Exponentials, wide
 
 __all__ = ["DualStep", "DualVariable"]
 
@@ -300,41 +300,93 @@ class DualVariable(nn.Module):
                 loss = self._one_anchor(scores, rows, progress)
                 if loss is not None:
                     return loss
-        update = self.update
         with torch.no_grad():
             counts, may_be_empty = count_valid(scores, mask)
             largest, shifted = functional.shift_by_largest(scores, mask, may_be_empty)
             exponentials = shifted.exp()
             mean = functional.mean_over(exponentials, counts)
-            step = self.propose(
-                rows,
-                functional.log_mean_exp_from(largest, mean),
-                counts,
-                progress,
-                partial(self._step_scores, scores.detach(), mask, progress) if update.needs_scores else None,
-            )
-        if not update.has_exponential_objective:
-            objective = update.objective(step.nu, scores, mask)
-            if step.row_weight is None:
-                loss = objective.sum() / valid_rows(objective, counts)
-            else:
-                loss = (objective * step.row_weight.to(objective.dtype)).sum()
-            self.commit(step, loss, objective, shifted)
-            return loss
         # The gradient of the exponential objective is known in closed form: one node of the graph, and no graph before.
+        samples = Exponentials(
+            largest,
+            shifted,
+            mean,
+            counts,
+            may_be_empty,
+            lambda loss, weight: functional.with_gradient(scores, loss, exponentials, weight),
+        )
+        update, step_scores = self.update, None
+        if update.needs_scores:
+            step_scores = partial(self._step_scores, scores.detach(), mask, progress)
+        if update.has_exponential_objective:
+            return self._risk(samples, rows, progress, step_scores)
         with torch.no_grad():
-            objective, weight = functional.exponential_objective_from(step.nu, largest, mean, may_be_empty)
-            samples = max(counts, 1) if isinstance(counts, int) else counts.clamp(min=1)
+            step = self._propose_from(samples, rows, progress, step_scores)
+        objective = update.objective(step.nu, scores, mask)
+        loss = _mean(objective, step, counts)
+        self.commit(step, loss, objective, shifted)
+        return loss
+
+    def entropic_risk_from(self, samples: Exponentials, index: Tensor, progress: float = 0.0) -> Tensor:
+        """:meth:`entropic_risk` for a module that takes the exponentials of its scores itself.
+
+        Args:
+            samples: what it found.
+            index: dataset indices of the rows, shape ``(B,)``, any integer dtype and device.
+            progress: fraction of the run that is done, in [0, 1], for the schedule.
+
+        Returns:
+            A scalar, and errors, as :meth:`entropic_risk`; also
+
+        Raises:
+            InputError: the update is not one that the log-mean-exp is enough for: see :attr:`takes_exponentials`.
+        """
+        if not self.takes_exponentials:
+            raise InputError(f"{self.update!r} of dual variable {self.name!r} needs the scores themselves")
+        self.check_trainable()
+        size = samples.largest.shape[0]
+        if exchange.distributed():
+            rows = exchange.checked(self.check_index, index, size)
+        else:
+            rows = self.check_index(index, size)
+        return self._risk(samples, rows, progress)
+
+    @property
+    def takes_exponentials(self) -> bool:
+        """Whether ν and the objective follow from the log-mean-exp of the scores: all updates but softplus ASGD."""
+        return self.update.has_exponential_objective and not self.update.needs_scores
+
+    def _propose_from(
+        self,
+        samples: Exponentials,
+        rows: Tensor,
+        progress: float,
+        step_scores: Callable[[Tensor], Tensor] | None,
+    ) -> DualStep:
+        log_mean = functional.log_mean_exp_from(samples.largest, samples.mean)
+        return self.propose(rows, log_mean, samples.counts, progress, step_scores)
+
+    def _risk(
+        self,
+        samples: Exponentials,
+        rows: Tensor,
+        progress: float,
+        step_scores: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Move ν and give the mean exponential objective."""
+        counts = samples.counts
+        with torch.no_grad():
+            step = self._propose_from(samples, rows, progress, step_scores)
+            objective, weight = functional.exponential_objective_from(
+                step.nu, samples.largest, samples.mean, samples.may_be_empty
+            )
+            loss = _mean(objective, step, counts)
+            number = max(counts, 1) if isinstance(counts, int) else counts.clamp(min=1)
             if step.row_weight is None:
-                valid = valid_rows(objective, counts)
-                loss = objective.sum() / valid
-                weight = weight / (valid * samples)
+                weight = weight / (valid_rows(objective, counts) * number)
             else:
-                share = step.row_weight.to(objective.dtype)
-                loss = (objective * share).sum()
-                weight = weight * share / samples
-            self.commit(step, loss, objective, shifted)
-        return functional.with_gradient(scores, loss, exponentials, weight)
+                weight = weight * step.row_weight.to(weight.dtype) / number
+            self.commit(step, loss, objective, samples.shifted)
+        return samples.with_gradient(loss, weight)
 
     def _one_anchor(self, scores: Tensor, rows: Tensor, progress: float) -> Tensor | None:
         """:meth:`entropic_risk` of one row on the CPU in plain numbers: the same, in a quarter of the calls.
@@ -483,7 +535,9 @@ class DualVariable(nn.Module):
         self, step: DualStep, loss: Tensor, objective: Tensor | None = None, scores: Tensor | None = None
     ) -> None:
         """Raise unless all of a proposed step is finite; arguments and errors as :meth:`commit`."""
-        checked = [loss.detach(), _sum(step.all_nu)] + ([] if scores is None else [_sum(scores)])
+        checked = [loss.detach()] + ([] if scores is None else [_sum(scores)])
+        if not self.update.has_exponential_objective:  # which is infinite wherever ν is
+            checked.append(_sum(step.all_nu))
         if loss.device.type == "cpu":
             total = sum(value.item() for value in checked)
         else:  # one wait for the device, not three
@@ -601,6 +655,13 @@ def _zeros_in_main_memory(size: int, dtype: torch.dtype) -> Tensor:
 
 def _sum(values: Tensor) -> Tensor:
     return values.squeeze() if values.numel() == 1 else values.sum()
+
+
+def _mean(objective: Tensor, step: DualStep, counts: Tensor | int) -> Tensor:
+    """Mean objective over the anchors of the step, as this process's share of it."""
+    if step.row_weight is None:
+        return objective.sum() / valid_rows(objective, counts)
+    return (objective * step.row_weight.to(objective.dtype)).sum()
 
 
 def count_valid(scores: Tensor, mask: Tensor | None) -> tuple[Tensor | int, bool]:

@@ -8,6 +8,8 @@ from scent_lightning.functional.contrastive import (
     contrastive_scores,
 )
 from scent_lightning.functional.duals import (
+    NO_SCORE,
+    Exponentials,
     asgd_step,
     at_least_float32,
     exponential_objective,
@@ -34,9 +36,11 @@ from scent_lightning.functional.surrogates import (
 )
 
 __all__ = [
+    "NO_SCORE",
     "SURROGATES",
     "ContrastiveLogMeans",
     "Everyone",
+    "Exponentials",
     "asgd_step",
     "at_least_float32",
     "check_surrogate",

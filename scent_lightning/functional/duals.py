@@ -13,7 +13,8 @@ half precision.
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid, softplus
 
 __all__ = [
+    "NO_SCORE",
+    "Exponentials",
     "asgd_step",
     "exponential_objective",
     "exponential_objective_from",
@@ -39,7 +42,7 @@ __all__ = [
 
 # Stands in for what a score that does not count is below the largest: its exponential is 0. Finite, because the
 # exponential of −inf is many times slower, as is one that is 0 for a smaller number's sake only.
-_NO_SCORE = -1e30
+NO_SCORE = -1e30
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
@@ -57,6 +60,27 @@ def wide(value: Tensor) -> Tensor:
 def at_least_float32(scores: Tensor) -> Tensor:
     """Convert half precision (and integers) to float32; leave float32 and float64 as they are."""
     return scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+
+
+class Exponentials(NamedTuple):
+    """The one exponential of a step: log-mean-exp, objective and gradient follow from it. Everything is detached.
+
+    Attributes:
+        largest: largest score M of each anchor, shape ``(B,)``, −inf where it has no sample.
+        shifted: scores minus M, shape ``(B, m)``, or their sum, shape ``(B,)``: not finite where a score is not.
+        mean: mean of exp(scores − M) over the samples, shape ``(B,)``, 0 where there is none.
+        counts: number of samples of each anchor, shape ``(B,)``, or one number for all.
+        may_be_empty: False if it is known that every anchor has a sample.
+        with_gradient: makes the loss, a scalar, a function of the scores, with the gradient
+            exp(scores − M) · weight for a weight of shape ``(B,)``.
+    """
+
+    largest: Tensor
+    shifted: Tensor
+    mean: Tensor
+    counts: Tensor | int
+    may_be_empty: bool
+    with_gradient: Callable[[Tensor, Tensor], Tensor]
 
 
 def shift_by_largest(scores: Tensor, mask: Tensor | None = None, may_be_empty: bool = True) -> tuple[Tensor, Tensor]:
@@ -84,13 +108,13 @@ def shift_by_largest(scores: Tensor, mask: Tensor | None = None, may_be_empty: b
         return largest, values - largest.unsqueeze(1)
     # where() and not a product: the gradient of an invalid entry must be exactly zero, NaN or not.
     if values.device.type == "cpu":  # elsewhere a look at the result takes longer than the general way
-        kept = torch.where(mask, values, _NO_SCORE)
+        kept = torch.where(mask, values, NO_SCORE)
         largest = kept.detach().amax(dim=1)
-        if bool((largest > _NO_SCORE).all()):
+        if bool((largest > NO_SCORE).all()):
             return largest, kept - largest.unsqueeze(1)
     largest = torch.where(mask, values.detach(), -math.inf).amax(dim=1)
     offset = largest.masked_fill(largest == -math.inf, 0.0) if may_be_empty else largest
-    return largest, torch.where(mask, values - offset.unsqueeze(1), _NO_SCORE)
+    return largest, torch.where(mask, values - offset.unsqueeze(1), NO_SCORE)
 
 
 def mean_over(exponentials: Tensor, counts: Tensor | int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +10,36 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from scent_lightning.errors import InputError
+from scent_lightning.functional import NO_SCORE, Exponentials, at_least_float32
 
 __all__ = ["ClassSampledLinear", "Negatives"]
 
 Negatives = Literal["in_batch", "uniform", "all"]
 _SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize
+
+
+class _Scored(NamedTuple):
+    """What the product was made of: inputs ``(B, D)``, the classes' rows ``(m, D)``, classes, and the rows' norms."""
+
+    inputs: Tensor
+    rows: Tensor | None
+    classes: Tensor
+    norms: Tensor | None
+
+
+def _score(features: Tensor, weight: Tensor, classes: Tensor, normalize: bool, scale: float) -> tuple[Tensor, _Scored]:
+    """Logits of some classes, shape ``(B, m)``."""
+    rows = weight.index_select(0, classes)
+    norms = None
+    if normalize:
+        norms = rows.norm(dim=1, keepdim=True).clamp(min=_SMALLEST_NORM)
+        rows = rows / norms
+    inputs = features
+    if inputs.dtype != rows.dtype or torch.is_autocast_enabled(features.device.type):
+        dtype = _product_dtype(features, rows)
+        inputs, rows = features.to(dtype), rows.to(dtype)
+    logits = inputs @ rows.T
+    return logits if scale == 1 else logits * scale, _Scored(inputs, rows, classes, norms)
 
 
 class _SampledScores(torch.autograd.Function):
@@ -35,39 +60,65 @@ class _SampledScores(torch.autograd.Function):
         normalize: bool,
         scale: float,
     ) -> Tensor:
-        rows = weight.index_select(0, classes)
-        norms = None
-        if normalize:
-            norms = rows.norm(dim=1, keepdim=True).clamp(min=_SMALLEST_NORM)
-            rows = rows / norms
-        dtype = _product_dtype(features, rows)
-        inputs, factors = features.to(dtype), rows.to(dtype)
-        logits = inputs @ factors.T
-        if scale != 1:
-            logits = logits * scale
-        ctx.save_for_backward(inputs, factors, classes, own, columns, norms)
+        logits, scored = _score(features, weight, classes, normalize, scale)
+        ctx.save_for_backward(*scored, own, columns)
         ctx.shape, ctx.scale, ctx.dtypes = weight.shape, scale, (features.dtype, weight.dtype)
         return (logits if columns is None else logits[:, columns]) - logits.gather(1, own)
 
     @staticmethod
     @once_differentiable  # type: ignore[misc]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, rows, classes, own, columns, norms = ctx.saved_tensors
+        inputs, rows, classes, norms, own, columns = ctx.saved_tensors
         by_own = -gradient.sum(dim=1, keepdim=True)
         if columns is not None:
             gradient = gradient.new_zeros(len(gradient), len(classes)).index_add_(1, columns, gradient)
         gradient = gradient.scatter_add(1, own, by_own)
-        if ctx.scale != 1:
-            gradient = gradient * ctx.scale
-        by_features = (gradient @ rows).to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
-        by_rows = (gradient.T @ inputs).to(ctx.dtypes[1])
-        if norms is not None:
-            rows = rows.to(by_rows.dtype)
-            by_rows = (by_rows - rows * (by_rows * rows).sum(dim=1, keepdim=True)) / norms
-        by_weight = torch.sparse_coo_tensor(
-            classes.unsqueeze(0), by_rows, ctx.shape, is_coalesced=True, check_invariants=False
-        )
-        return by_features, by_weight, None, None, None, None, None
+        return *_by_features_and_weight(ctx, gradient, inputs, rows, classes, norms), None, None, None, None, None
+
+
+def _by_features_and_weight(
+    ctx: Any, gradient: Tensor, inputs: Tensor, rows: Tensor, classes: Tensor, norms: Tensor | None
+) -> tuple[Tensor | None, Tensor]:
+    """What the features and the weight get from the gradient of the logits, shape ``(B, number of classes)``."""
+    if ctx.scale != 1:
+        gradient = gradient * ctx.scale
+    by_features = (gradient @ rows).to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
+    by_rows = (gradient.T @ inputs).to(ctx.dtypes[1])
+    if norms is not None:
+        rows = rows.to(by_rows.dtype)
+        by_rows = (by_rows - rows * (by_rows * rows).sum(dim=1, keepdim=True)) / norms
+    by_weight = torch.sparse_coo_tensor(
+        classes.unsqueeze(0), by_rows, ctx.shape, is_coalesced=True, check_invariants=False
+    )
+    return by_features, by_weight
+
+
+class _InBatchRisk(torch.autograd.Function):
+    """A known loss over in-batch negatives as a function of features and weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        loss: Tensor,
+        by_score: Tensor,
+        exponentials: Tensor,
+        scored: _Scored,
+        scale: float,
+    ) -> Tensor:
+        rows = scored.rows if ctx.needs_input_grad[0] or scored.norms is not None else None
+        ctx.save_for_backward(by_score, exponentials, *scored._replace(rows=rows))
+        ctx.shape, ctx.scale, ctx.dtypes = weight.shape, scale, (features.dtype, weight.dtype)
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[misc]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        by_score, exponentials, inputs, rows, classes, norms = ctx.saved_tensors
+        by_logits = (exponentials * (by_score * gradient).unsqueeze(1)).to(inputs.dtype)
+        found = _by_features_and_weight(ctx, by_logits, inputs, rows, classes, norms)
+        return *found, None, None, None, None, None
 
 
 def _product_dtype(features: Tensor, rows: Tensor) -> torch.dtype:
@@ -181,12 +232,8 @@ class ClassSampledLinear(nn.Module):
             mask = torch.ones_like(logits, dtype=torch.bool).scatter_(1, own, False)
             return logits - logits.gather(1, own), mask
         if self.negatives == "in_batch":
-            if all_labels is None:
-                classes, place = torch.unique(labels, return_inverse=True)
-            else:
-                classes = torch.unique(all_labels)
-                place = torch.searchsorted(classes, labels)
-            own, columns, asked = place.unsqueeze(1), None, torch.arange(len(classes), device=labels.device)
+            classes, own = _distinct(labels, all_labels)
+            columns, asked = None, torch.arange(len(classes), device=labels.device)
         else:
             device = labels.device if generator is None else torch.device("cpu")
             drawn = torch.randint(self.num_classes, (self.num_negatives,), generator=generator, device=device)
@@ -196,6 +243,47 @@ class ClassSampledLinear(nn.Module):
             asked = columns
         scores = _SampledScores.apply(features, self.weight, classes, own, columns, self.normalize, self.scale)
         return cast(Tensor, scores), asked != own
+
+    def exponentials(self, features: Tensor, labels: Tensor, all_labels: Tensor | None = None) -> Exponentials | None:
+        """Exponentials of the scores against in-batch negatives.
+
+        They are those of the scores of :meth:`forward`, and so is the gradient, in half of the passes over the scores
+        and one node of the graph: :meth:`~scent_lightning.duals.DualVariable.entropic_risk_from` takes them.
+
+        Args:
+            features: shape ``(B, D)``.
+            labels: class of each row, shape ``(B,)``, int64, in [0, K).
+            all_labels: where a batch is spread over processes, the labels of all of it.
+
+        Returns:
+            The exponentials, or None where there is no negative.
+        """
+        if self.normalize:
+            features = F.normalize(features, dim=1)
+        with torch.no_grad():
+            classes, own = _distinct(labels, all_labels)
+            if len(classes) < 2 or not len(labels):
+                return None
+            logits, scored = _score(features, self.weight, classes, self.normalize, self.scale)
+            logits = at_least_float32(logits)
+            own_logits = logits.gather(1, own)
+            logits.scatter_(1, own, NO_SCORE)
+            largest = logits.amax(dim=1, keepdim=True)
+            logits -= largest
+            total = logits.sum(dim=1)
+            exponentials = logits.exp_()
+            sums, count = exponentials.sum(dim=1, keepdim=True), len(classes) - 1
+            mean = (sums / count).squeeze(1)
+            # A score is a difference of two logits: its own gets the others' gradients, negated.
+            exponentials.scatter_(1, own, -sums)
+
+        def with_gradient(loss: Tensor, weight: Tensor) -> Tensor:
+            found = _InBatchRisk.apply(  # type: ignore[no-untyped-call]
+                features, self.weight, loss, weight, exponentials, scored, self.scale
+            )
+            return cast(Tensor, found)
+
+        return Exponentials((largest - own_logits).squeeze(1), total, mean, count, False, with_gradient)
 
     def logits(self, features: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Logits of the classes ``start`` to ``stop``, shape ``(B, stop − start)``, for evaluation in chunks.
@@ -214,3 +302,13 @@ class ClassSampledLinear(nn.Module):
             rows = F.normalize(rows, dim=1)
         logits = features @ rows.T
         return logits if self.scale == 1 else self.scale * logits
+
+
+def _distinct(labels: Tensor, all_labels: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The distinct labels of a batch, in order, and where each row's own is among them, shape ``(B, 1)``."""
+    if all_labels is None:
+        classes, place = torch.unique(labels, return_inverse=True)
+    else:
+        classes = torch.unique(all_labels)
+        place = torch.searchsorted(classes, labels)
+    return classes, place.unsqueeze(1)

@@ -173,18 +173,24 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν at the batch's rows and return the dual objective."""
         inputs, labels, index = batch
-        shared = self.head.negatives == "in_batch" and exchange.distributed()
-        all_labels = exchange.of_all_processes(labels) if shared else None
-        scores, mask = self.head(self(inputs), labels, all_labels, self._draws())
-        if scores.shape[1] < 2 and self.head.negatives == "in_batch":
-            self._count_skipped(labels if all_labels is None else all_labels)
-        loss = self.entropic_risk(_ANCHOR, scores, index, mask)
+        variable = cast(DualVariable, self.duals[_ANCHOR])
+        in_batch = self.head.negatives == "in_batch"
+        all_labels = exchange.of_all_processes(labels) if in_batch and exchange.distributed() else None
+        features, samples = self(inputs), None
+        if in_batch and variable.takes_exponentials and self.updates_duals():
+            samples = self.head.exponentials(features, labels, all_labels)
+        if samples is not None:
+            loss = self.entropic_risk_from(_ANCHOR, samples, index)
+        else:
+            scores, mask = self.head(features, labels, all_labels, self._draws())
+            if scores.shape[1] < 2 and in_batch:
+                self._count_skipped(labels if all_labels is None else all_labels)
+            loss = self.entropic_risk(_ANCHOR, scores, index, mask)
         if self.ddp_placeholder is not None:
             loss = loss + 0 * self.ddp_placeholder
         if logs_this_step(self._trainer):
             self.log("train/loss", loss, prog_bar=True)
-            step = cast(DualVariable, self.duals[_ANCHOR]).last_step
-            if step is not None:
+            if (step := variable.last_step) is not None:
                 self.log("train/cross_entropy", softplus(step.nu + math.log(self.head.num_classes - 1)).mean())
         return loss
 

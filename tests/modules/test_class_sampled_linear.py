@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from scent_lightning.errors import InputError
+from scent_lightning.duals import BSGD, SCENT, DualVariable, SoftplusASGD
+from scent_lightning.errors import DualDivergenceError, InputError
 from scent_lightning.modules import ClassSampledLinear
 
 K, D, B = 50, 6, 9
@@ -75,10 +76,93 @@ def test_autocast_multiplies_in_half_precision_and_keeps_the_gradients_dtype(bat
         assert (exact - rounded).norm() < 0.02 * exact.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", [{}, {"scale": 3.0}, {"normalize": True, "scale": 20.0}])
+def test_exponentials_are_those_of_the_scores(batch, options, dtype):
+    """Loss, ν and gradients through the exponentials, against the scores written out in float64."""
+    features, labels = batch[0].to(dtype), batch[1]
+    labels[3] = labels[7]
+    head, index = head_of(**options).to(dtype), torch.arange(B) + 2
+    ours, exact = (DualVariable(20, SCENT(log_alpha=1.0)) for _ in range(2))
+    for variable in (ours, exact):  # some rows have a ν already
+        variable.scatter(index[:4], torch.tensor([0.5, -1.0, 2.0, 0.0]))
+    features.requires_grad_()
+    loss = ours.entropic_risk_from(head.exponentials(features, labels), index)
+    found = torch.autograd.grad(3 * loss, (head.weight, features))
+    head.double()
+    wide = features.detach().double().requires_grad_()
+    classes = labels.unique()
+    scores = dense_scores(head, wide, labels)[:, classes]
+    direct = exact.entropic_risk(scores, index, classes != labels.unsqueeze(1))
+    expected = torch.autograd.grad(3 * direct, (head.weight, wide))
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-12}
+    torch.testing.assert_close(loss.double(), direct, **tolerance)
+    torch.testing.assert_close(ours.nu, exact.nu)
+    assert found[0].dtype == found[1].dtype == dtype
+    assert found[0].is_sparse
+    assert found[0].is_coalesced()
+    assert found[0].indices()[0].tolist() == classes.tolist()
+    torch.testing.assert_close(found[0].to_dense().double(), expected[0], **tolerance)
+    torch.testing.assert_close(found[1].double(), expected[1], **tolerance)
+
+
+def test_exponentials_of_a_product_in_half_precision(batch):
+    features, labels = batch
+    grads = []
+    for enabled in (False, True):
+        head, variable = head_of(), DualVariable(B, BSGD())
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            samples = head.exponentials(features, labels)
+            loss = variable.entropic_risk_from(samples, torch.arange(B))
+        assert loss.dtype == samples.mean.dtype == torch.float32
+        loss.backward()
+        grads.append(head.weight.grad.to_dense())
+    assert grads[1].dtype == torch.float32
+    assert 0 < (grads[0] - grads[1]).norm() < 0.02 * grads[0].norm()
+
+
+def test_exponentials_with_the_labels_of_all_processes(batch):
+    """A batch in two halves has the sums of the whole, and gradients that add up to it."""
+    features, labels = batch
+    whole, parts = head_of(), head_of()
+    largest, _, mean, count, *_, with_gradient = whole.exponentials(features, labels)
+    with_gradient(torch.zeros(()), torch.ones(B)).backward()
+    for part in (slice(0, 4), slice(4, B)):
+        samples = parts.exponentials(features[part], labels[part], labels)
+        torch.testing.assert_close(samples.largest, largest[part])
+        torch.testing.assert_close(samples.mean, mean[part])
+        assert samples.counts == count == len(labels.unique()) - 1
+        samples.with_gradient(torch.zeros(()), torch.ones(part.stop - part.start)).backward()
+    torch.testing.assert_close(parts.weight.grad.to_dense(), whole.weight.grad.to_dense())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_class_whose_row_is_not_finite_is_found(bad):
+    head, variable = head_of(), DualVariable(10, SCENT(log_alpha=0.0))
+    with torch.no_grad():
+        head.weight[7, 0] = bad
+    samples = head.exponentials(torch.ones(3, D), torch.tensor([7, 8, 9]))
+    with pytest.raises(DualDivergenceError, match="scores are not finite"):
+        variable.entropic_risk_from(samples, torch.tensor([1, 2, 3]))
+    assert not variable.visited.any()
+
+
+def test_exponentials_are_not_enough_for_softplus(batch):
+    samples = head_of().exponentials(*batch)
+    variable = DualVariable(20, SoftplusASGD(alpha=0.1, rho=1e-3))
+    assert not variable.takes_exponentials
+    with pytest.raises(InputError, match=r"SoftplusASGD.* of dual variable 'nu' needs the scores themselves"):
+        variable.entropic_risk_from(samples, torch.arange(B))
+    with pytest.raises(ValueError, match=r"must have shape \(9,\)"):
+        DualVariable(20, BSGD()).entropic_risk_from(samples, torch.arange(3))
+
+
 def test_batch_of_one_class_has_no_negative():
-    scores, mask = head_of()(torch.randn(3, D), torch.tensor([4, 4, 4]))
+    features, labels = torch.randn(3, D), torch.tensor([4, 4, 4])
+    scores, mask = head_of()(features, labels)
     assert scores.shape == (3, 1)
     assert not mask.any()
+    assert head_of().exponentials(features, labels) is None
 
 
 def test_logits_in_chunks(batch):
