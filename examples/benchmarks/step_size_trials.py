@@ -52,6 +52,7 @@ class Rule:
         until: fraction of the run at which c has risen and α begins to fall.
         window: fraction of the run after which the reference may fall.
         lag: how far ν may lag.
+        lag_to_noise: the same in standard deviations of ℓ − ν.
         variance: of ν, below which c rises no further.
         share: of the visits so far, over which the average goes back while they are few.
         lr: factor of the learning rate.
@@ -65,6 +66,7 @@ class Rule:
     until: float = auto_step_size.RISEN
     window: float = auto_step_size.WINDOW
     lag: float = auto_step_size.LARGEST_LAG
+    lag_to_noise: float = auto_step_size.LAG_TO_NOISE
     variance: float = auto_step_size.SMALL_VARIANCE
     share: float = auto_step_size.SHARE
     lr: float = 1.0
@@ -96,7 +98,7 @@ class StepSizes:
         self.fixed = torch.tensor([rule.log_alpha or 0.0 for rule in rules], dtype=torch.float64, device=device)
         self.cosine, self.guard = column("cosine") > 0, column("guard")
         self.rise, self.until = column("rise"), column("until")
-        self.lag, self.small_variance = column("lag"), column("variance")
+        self.lag, self.lag_to_noise, self.small_variance = column("lag"), column("lag_to_noise"), column("variance")
         self.share = column("share")
         self.window = column("window").clamp(min=one_epoch) * (1 - 1e-9)
         self.reference = torch.full_like(self.fixed, math.inf)
@@ -132,7 +134,9 @@ class StepSizes:
         self.current_guard = torch.where(self.guard.isnan(), found_guard, self.guard)
         c = c.minimum(of_visits)
         fall = (self.first - self.least).nan_to_num(0.0) / visits
-        found = -self.reference - c.minimum((self.lag / fall.clamp(min=1e-30)).log())
+        noise = torch.where(self.variance > 0, self.variance, math.inf).sqrt()
+        largest_lag = self.lag.minimum(self.lag_to_noise * noise)
+        found = -self.reference - c.minimum((largest_lag / fall.clamp(min=1e-30)).log())
         found += remaining((progress - self.until) / (1 - self.until).clamp(min=1e-9)).clamp(min=1e-300).log()
         found = torch.where(torch.isinf(self.reference), math.inf, found)
         falling = remaining(progress).clamp(min=1e-300).log().to(self.fixed.device)
@@ -312,7 +316,8 @@ RULES: dict[str, Rule | Callable[[Rule], Rule]] = {
     "by hand + 3": lambda hand: replace(hand, log_alpha=(hand.log_alpha or 0.0) + 3),
     "auto": Rule(),
     "auto, no limit by the visits": Rule(share=math.inf),
-    "auto, no limit of the lag": Rule(lag=math.inf),
+    "auto, no limit of the lag": Rule(lag=math.inf, lag_to_noise=math.inf),
+    "auto, lag of any share of the noise": Rule(lag_to_noise=math.inf),
     "auto, no limit by the noise": Rule(variance=1e-30),
     "auto, c to 3": Rule(rise=3.0),
     "auto, c to 5": Rule(rise=5.0),

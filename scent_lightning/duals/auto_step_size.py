@@ -16,8 +16,9 @@ long is not wanted:
   noise that is BSGD, as it should be.
 * **visits**: the average goes back over a tenth of the v visits of an anchor so far, and over more of them where they
   are many, :math:`e^c \le \frac{v}{10} (1 + \frac{v}{45})`: what was seen long ago belongs to another model.
-* **lag**: ℓ falls while the model learns, and an average of it lags by its length times the fall at a visit, d. c stays
-  below :math:`\log(2.25 / d)`, that is, the lag below 2.25.
+* **lag**: ℓ falls while the model learns, and an average of it lags by its length times the fall at a visit, d. The
+  lag stays below 2.25, where a sample weighs a tenth of what it should, and below 0.4 of the noise, so that there is
+  more to gain from an average than to lose: :math:`e^c \le \min(2.25, 0.4 \sqrt r) / d`.
 
 The guard, where none is given, is what the visits allow c to be, between 1 and 4: a weight of :math:`e^c` is what the
 next batch can be worth to an average over as many.
@@ -33,7 +34,6 @@ import torch
 from torch import Tensor, nn
 
 from scent_lightning.duals.schedules import scheduled_log
-from scent_lightning.functional import wide
 
 __all__ = ["AutoStepSize"]
 
@@ -43,8 +43,8 @@ WINDOW, RISEN = 1 / 300, 0.8
 LARGEST_RISE = 4.0
 # The average goes back over this share of the visits so far while they are few, and more where they are many.
 SHARE, MANY_VISITS = 0.1, 45.0
-# Variance of ν that needs no more averaging, and how far ν may lag, both in units of ν.
-SMALL_VARIANCE, LARGEST_LAG = 4e-4, 2.25
+# Variance of ν that needs no more averaging; how far ν may lag, and that in standard deviations of ℓ − ν.
+SMALL_VARIANCE, LARGEST_LAG, LAG_TO_NOISE = 4e-4, 2.25, 0.4
 # The guard, as the largest log weight: as large as c could be for the visits alone, between these.
 LEAST_GUARD, LARGEST_GUARD = 1.0, 4.0
 # Of so few anchors each may be seen many times in a window, and has its own objective over it.
@@ -110,7 +110,9 @@ class AutoStepSize(nn.Module):
             rise = min(rise, math.log(max(self.variance, 1e-30) / (2.0 * SMALL_VARIANCE)))
         c = min(rise * min(progress / RISEN, 1.0), self._c_of_visits())
         fall = (self.first_log_mean - self.least_log_mean) / self.visits_of_each
-        return min(c, math.log(LARGEST_LAG / fall)) if fall > 0 else c
+        if fall <= 0 or not self.variance:
+            return c
+        return min(c, math.log(min(LARGEST_LAG, LAG_TO_NOISE * math.sqrt(self.variance)) / fall))
 
     def _c_of_visits(self) -> float:
         return math.log(SHARE * self.visits_of_each * (1.0 + self.visits_of_each / MANY_VISITS))
@@ -169,36 +171,39 @@ class AutoStepSize(nn.Module):
             self.squares += (log_mean - before) ** 2
             self.known += 1
 
-    def observe(self, rows: Tensor, log_mean: Tensor, nu: Tensor, before: Tensor, visited: Tensor) -> None:
+    def observe(
+        self, rows: Tensor, log_mean: Tensor, nu: Tensor, before: Tensor, visited: Tensor, has_samples: Tensor | None
+    ) -> None:
         """Take in a step, of the rows of all processes.
 
         Args:
             rows: dataset indices, shape ``(N,)``, int64.
-            log_mean: ℓ of each, equal where an index repeats; −inf where there was no sample.
+            log_mean: ℓ of each, in the wide dtype, equal where an index repeats; −inf where there was no sample.
             nu: the new ν of each.
-            before: the ν it had.
+            before: the ν it had, in the wide dtype, and ℓ where it had none.
             visited: whether it had one.
+            has_samples: whether there was a sample, bool, shape ``(N,)``; None if every row had one.
         """
-        log_mean = wide(log_mean)
         if self.num_anchors == 1:
             if len(rows) and (value := log_mean[0].item()) != -math.inf:
                 self.observe_one(value, before[0].item() if visited[0].item() else None)
             return
-        has_samples = log_mean != -math.inf
-        known = has_samples & visited
-        parts = [
-            (log_mean - before).square().masked_fill_(~known, 0.0).sum(),
-            known.sum(),
-            wide(nu).masked_fill(~has_samples, 0.0).sum(),
-            log_mean.masked_fill(~has_samples, 0.0).sum(),
-            has_samples.sum(),
-        ]
-        totals = torch.stack([part.to(log_mean.dtype) for part in parts])
-        self.totals = totals if self.totals is None else self.totals.to(totals.device) + totals
         self.seen += len(rows)
+        difference, count = log_mean - before, log_mean.new_full((), len(rows))
+        sums = log_mean
+        if has_samples is not None:
+            difference, nu, sums = (each.masked_fill(~has_samples, 0.0) for each in (difference, nu, log_mean))
+            visited, count = visited & has_samples, has_samples.sum()
+        parts = [torch.dot(difference, difference), visited.sum(), nu.sum(dtype=sums.dtype), sums.sum(), count]
+        if log_mean.device.type == "cpu":
+            totals = torch.tensor([part.item() for part in parts], dtype=log_mean.dtype)
+        else:  # no wait for the device
+            totals = torch.stack([part.to(log_mean.dtype) for part in parts])
+        self.totals = totals if self.totals is None else self.totals.to(totals.device) + totals
         if self.num_anchors > FEW_ANCHORS:
             return
-        rows, log_mean = rows[has_samples], log_mean[has_samples]
+        if has_samples is not None:
+            rows, log_mean = rows[has_samples], log_mean[has_samples]
         if self.log_sums is None or self.counts is None:
             self.log_sums = log_mean.new_full((self.num_anchors,), -math.inf)
             self.counts = torch.zeros(self.num_anchors, dtype=torch.int64, device=log_mean.device)

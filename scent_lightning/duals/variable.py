@@ -33,10 +33,10 @@ class DualStep(NamedTuple):
     The first five describe this process's rows, shape ``(B,)``; the ``all_*`` ones the rows of all processes, in rank
     order. Everything is detached. ``log_mean`` is the log-mean-exp over all samples that the anchor has in the step
     (repeats and other processes included; −inf if there is none), ``nu_before`` the ν that the step started from
-    (``log_mean`` where the anchor was never seen), ``unguarded`` the new ν before the guard. ``all_seen`` is None where
-    every row had a valid sample, and the new visited flags otherwise. ``row_weight`` says what each row of this process
-    counts in the loss, so that the mean over processes is the mean over the anchors of the step; None where each counts
-    alike.
+    (``log_mean`` where the anchor was never seen), ``unguarded`` the new ν before the guard. ``all_visited`` are the
+    flags before the step, ``all_seen`` those after it, or None where every row had a valid sample. ``row_weight`` says
+    what each row of this process counts in the loss, so that the mean over processes is the mean over the anchors of
+    the step; None where each counts alike.
     """
 
     rows: Tensor
@@ -47,6 +47,8 @@ class DualStep(NamedTuple):
     all_rows: Tensor
     all_nu: Tensor
     all_log_mean: Tensor
+    all_nu_before: Tensor
+    all_visited: Tensor
     all_seen: Tensor | None
     progress: float
     row_weight: Tensor | None = None
@@ -424,18 +426,20 @@ class DualVariable(nn.Module):
                 self.auto.observe_one(log_mean, before if seen else None)
             else:
                 log_means, new, old = torch.tensor([[log_mean], [nu], [before]], dtype=torch.float64)
-                self.auto.observe(rows, log_means, new, old, torch.tensor([bool(seen)]))
-        self.__dict__["_last_of_one"] = (rows, nu, before, log_mean, unguarded, progress)
+                self.auto.observe(rows, log_means, new, old, torch.tensor([bool(seen)]), None)
+        self.__dict__["_last_of_one"] = (rows, nu, seen, before, log_mean, unguarded, progress)
         return loss
 
     @property
     def last_step(self) -> DualStep | None:
         """The latest committed :class:`DualStep`, for monitors; None before the first."""
         if self._last_of_one is not None:
-            rows, nu, *numbers, progress = self._last_of_one
+            rows, nu, seen, *numbers, progress = self._last_of_one
             before, log_mean, unguarded = (torch.tensor([number], dtype=torch.float64) for number in numbers)
-            new = torch.tensor([nu])
-            return DualStep(rows, new, before, log_mean, unguarded, rows, new, log_mean, None, progress)
+            new, visited = torch.tensor([nu]), torch.tensor([bool(seen)])
+            return DualStep(
+                rows, new, before, log_mean, unguarded, rows, new, log_mean, before, visited, None, progress
+            )
         return self._last
 
     def _step_scores(self, scores: Tensor, mask: Tensor | None, progress: float, nu: Tensor) -> Tensor:
@@ -508,7 +512,7 @@ class DualVariable(nn.Module):
         if mine is not None or device != home:
             here = [(values if mine is None else values[mine]).to(device) for values in here]
         nu, nu_before, own_log_mean, own_unguarded, *weight = here
-        everyone = (all_rows, all_nu, all_log_mean, all_seen)
+        everyone = (all_rows, all_nu, all_log_mean, before, visited, all_seen)
         return DualStep(
             index, nu, nu_before, own_log_mean, own_unguarded, *everyone, progress, weight[0] if weight else None
         )
@@ -550,7 +554,10 @@ class DualVariable(nn.Module):
     def write(self, step: DualStep) -> None:
         """Write a verified step into the table. A loss over several tables verifies all before it writes any."""
         if self.auto is not None:
-            self.auto.observe(step.all_rows, step.all_log_mean, step.all_nu, *self._read(step.all_rows, self.nu.device))
+            has_samples = None if step.all_seen is None else step.all_log_mean != -math.inf
+            self.auto.observe(
+                step.all_rows, step.all_log_mean, step.all_nu, step.all_nu_before, step.all_visited, has_samples
+            )
         self.nu.index_copy_(0, step.all_rows, step.all_nu)
         if step.all_seen is None:
             self.visited.index_fill_(0, step.all_rows, True)

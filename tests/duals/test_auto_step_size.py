@@ -10,6 +10,7 @@ import torch
 from scent_lightning.duals import BSGD, SCENT, DualVariable
 from scent_lightning.duals.auto_step_size import FEW_ANCHORS
 from scent_lightning.errors import InputError
+from scent_lightning.functional import log_mean_exp
 from tests.helpers import SoftmaxData, SoftmaxTask, in_two_processes, quiet_trainer
 
 MEAN, DEVIATION, SAMPLES = 1.5, 2.0, 8
@@ -91,20 +92,29 @@ def test_without_noise_it_is_bsgd():
     assert variable.auto.log_alpha(0.75) > -variable.auto.reference - 1.0
 
 
-def test_a_fall_of_nu_at_each_visit_shortens_the_average():
-    """ν falls by 3 at a visit: an average over e⁴ visits would be 160 above it."""
-    falling, resting = (DualVariable(2000, SCENT("auto")) for _ in range(2))
-    for scores, index, progress in batches(2000, 2000, 20):
-        visit = math.floor(20 * progress)
-        falling.entropic_risk(scores - 3.0 * visit, index, progress=progress)
-        resting.entropic_risk(scores, index, progress=progress)
-        if progress == 0.8:  # then α falls
-            lag = falling.nu[index].double().mean() - (EXACT - 3.0 * visit)
-    assert falling.auto.visits_of_each == pytest.approx(20, rel=0.05)
-    assert -falling.auto.log_alpha(0.8) - falling.auto.reference == pytest.approx(math.log(2.25 / 3.0), abs=0.06)
-    # Where ℓ rests it is the visits that are few: two of them, and a little more.
-    assert -resting.auto.log_alpha(0.8) - resting.auto.reference == pytest.approx(math.log(2.0 * 65 / 45), abs=0.03)
-    assert 0 < lag < 7  # of e⁴ visits it would be 160
+@pytest.mark.parametrize(("fall", "scale"), [(1.0, 1.0), (3.0, 6.0)])
+def test_a_fall_of_nu_at_each_visit_shortens_the_average(fall, scale):
+    """The average lags by at most 2.25, and by 0.4 of how far ℓ and ν are apart."""
+    falling, squares = DualVariable(2000, SCENT("auto")), []
+    for scores, index, progress in batches(2000, 1600, 20):
+        scores = scale * scores - fall * math.floor(16 * progress)
+        nu, _ = falling.gather(index)
+        falling.entropic_risk(scores, index, progress=0.8 * progress)  # then α would fall
+        squares.append((log_mean_exp(scores) - nu).square().mean().item())
+    assert falling.auto.visits_of_each == pytest.approx(16, rel=0.05)
+    apart = math.sqrt(sum(squares[-100:]) / 100)
+    assert (0.4 * apart < 2.25) == (scale == 1.0)
+    c = -falling.auto.log_alpha(0.8) - falling.auto.reference
+    assert math.exp(c) == pytest.approx(min(0.4 * apart, 2.25) / fall, rel=0.1)
+
+
+def test_where_nothing_falls_the_visits_limit_the_average():
+    """A tenth of the 20 visits, and a little more."""
+    resting = DualVariable(2000, SCENT("auto"))
+    for scores, index, progress in batches(2000, 1600, 20):
+        resting.entropic_risk(scores, index, progress=0.8 * progress)
+    c = -resting.auto.log_alpha(0.8) - resting.auto.reference
+    assert c == pytest.approx(math.log(1.6 * (1 + 16 / 45)), abs=0.03)
 
 
 def test_only_the_anchors_in_use_count():
