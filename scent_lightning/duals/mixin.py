@@ -154,8 +154,11 @@ class DualVariableMixin(L.LightningModule):
             A scalar, and errors, as :meth:`entropic_risk`; also
 
         Raises:
-            InputError: the update needs the scores themselves (:attr:`DualVariable.takes_exponentials`).
+            InputError: the update needs the scores themselves (:attr:`DualVariable.takes_exponentials`), or this is not
+                training, where ν is read only.
         """
+        if not self.updates_duals():
+            raise InputError("entropic_risk_from moves the dual variables, in training only; elsewhere: entropic_risk")
         return self._dual(name).entropic_risk_from(samples, index, self.dual_progress())
 
     def _dual(self, name: str) -> DualVariable:

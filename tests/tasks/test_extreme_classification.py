@@ -107,6 +107,21 @@ def test_learns(dataset, negatives, dual):
     assert task.duals["nu"].visited.all()
 
 
+def test_outside_training_nu_is_read_only(dataset):
+    """The task then goes by the scores; the shorter way would write."""
+    task = task_of()
+    features, labels = (tensor[:16] for tensor in dataset.tensors)
+    index = torch.arange(16)
+    task.training_step((features, labels, index), 0)
+    trained = task.duals["nu"].nu.clone()
+    task.eval()
+    samples = task.head.exponentials(features, labels)
+    with pytest.raises(InputError, match="in training only; elsewhere: entropic_risk"):
+        task.entropic_risk_from("nu", samples, index)
+    assert task.training_step((features, labels, index), 0).isfinite()
+    assert torch.equal(task.duals["nu"].nu, trained)
+
+
 def test_a_step_changes_only_rows_of_the_batch(dataset):
     task = task_of()
     torch.nn.init.normal_(task.head.weight)
