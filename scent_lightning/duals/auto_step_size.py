@@ -17,8 +17,8 @@ long is not wanted:
 * **visits**: the average goes back over a tenth of the v visits of an anchor so far, and over more of them where they
   are many, :math:`e^c \le \frac{v}{10} (1 + \frac{v}{45})`: what was seen long ago belongs to another model.
 * **lag**: ℓ falls while the model learns, and an average of it lags by its length times the fall at a visit, d. The
-  lag stays below 2.25, where a sample weighs a tenth of what it should, and below 0.4 of the noise, so that there is
-  more to gain from an average than to lose: :math:`e^c \le \min(2.25, 0.4 \sqrt r) / d`.
+  lag stays below 3, where a sample weighs a twentieth of what it should, and below 0.4 of the noise, so that there is
+  more to gain from an average than to lose: :math:`e^c \le \min(3, 0.4 \sqrt r) / d`.
 
 The guard, where none is given, is what the visits allow c to be, between 1 and 4: a weight of :math:`e^c` is what the
 next batch can be worth to an average over as many.
@@ -44,7 +44,7 @@ LARGEST_RISE = 4.0
 # The average goes back over this share of the visits so far while they are few, and more where they are many.
 SHARE, MANY_VISITS = 0.1, 45.0
 # Variance of ν that needs no more averaging; how far ν may lag, and that in standard deviations of ℓ − ν.
-SMALL_VARIANCE, LARGEST_LAG, LAG_TO_NOISE = 4e-4, 2.25, 0.4
+SMALL_VARIANCE, LARGEST_LAG, LAG_TO_NOISE = 4e-4, 3.0, 0.4
 # The guard, as the largest log weight: as large as c could be for the visits alone, between these.
 LEAST_GUARD, LARGEST_GUARD = 1.0, 4.0
 # Of so few anchors each may be seen many times in a window, and has its own objective over it.
