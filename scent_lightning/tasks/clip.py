@@ -194,8 +194,7 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
         if many:
             images, start = exchange.gather_with_gradient(image)
             everyone = Everyone(images, exchange.gather_with_gradient(text)[0], start, exchange.processes())
-        update = duals[0].update
-        if update.needs_scores or not update.has_exponential_objective:
+        if not duals[0].takes_exponentials:
             return self._risk_from_scores(image, text, index, everyone)
         tau = self.tau
         means = contrastive_log_means(image, text, tau, self.epsilon, everyone, self.chunk)

@@ -109,7 +109,7 @@ def test_a_fall_of_nu_at_each_visit_shortens_the_average(fall, scale):
 
 
 def test_where_nothing_falls_the_visits_limit_the_average():
-    """A tenth of the 20 visits, and a little more."""
+    """A tenth of the 16 visits, and a little more."""
     resting = DualVariable(2000, SCENT("auto"))
     for scores, index, progress in batches(2000, 1600, 20):
         resting.entropic_risk(scores, index, progress=0.8 * progress)
