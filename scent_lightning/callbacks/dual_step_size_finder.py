@@ -10,14 +10,13 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_only
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from scent_lightning.callbacks.dual_variable_monitor import duals_of
+from scent_lightning.callbacks.lookup import duals_of, tensorboard_loggers
 from scent_lightning.duals import SCENT, DualUpdate, DualVariable
 from scent_lightning.errors import InputError
 from scent_lightning.random_state import random_state, restore_random_state
@@ -186,10 +185,9 @@ class DualStepSizeFinder(L.Callback):
 
     @rank_zero_only
     def _log_figures(self, trainer: L.Trainer) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                for name in self.curves:
-                    logger.experiment.add_figure(f"dual/{name}/step_size", self.plot(name), 0)
+        for logger in tensorboard_loggers(trainer):
+            for name in self.curves:
+                logger.experiment.add_figure(f"dual/{name}/step_size", self.plot(name), 0)
 
 
 def with_step_size(update: DualUpdate, log_alpha: float, max_log_weight: float) -> SCENT:

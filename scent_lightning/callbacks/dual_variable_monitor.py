@@ -7,9 +7,9 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from scent_lightning.callbacks.lookup import duals_of, tensorboard_loggers
 from scent_lightning.duals import DualVariable
 from scent_lightning.duals.variable import DualStep
 
@@ -89,21 +89,14 @@ class DualVariableMonitor(L.Callback):
                 metrics = {f"dual/{name}/{key}": value for key, value in table_statistics(variable, values).items()}
                 self._log(trainer, metrics, trainer.global_step - 1)
                 if self.histogram and values.size:
-                    for logger in trainer.loggers:
-                        if isinstance(logger, TensorBoardLogger):
-                            logger.experiment.add_histogram(f"dual/{name}/histogram", values, trainer.global_step - 1)
+                    for logger in tensorboard_loggers(trainer):
+                        logger.experiment.add_histogram(f"dual/{name}/histogram", values, trainer.global_step - 1)
 
     @rank_zero_only
     def _log(self, trainer: L.Trainer, metrics: dict[str, float], step: int) -> None:
         if metrics:
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=step)
-
-
-def duals_of(module: L.LightningModule) -> dict[str, DualVariable]:
-    """The dual variables of a module by name; none if it has no such thing."""
-    duals: Any = getattr(module, "duals", {})
-    return {name: variable for name, variable in duals.items() if isinstance(variable, DualVariable)}
 
 
 def batch_statistics(variable: DualVariable, step: DualStep) -> dict[str, float]:

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_utilities.core.rank_zero import rank_zero_info
 
+from scent_lightning.callbacks.lookup import duals_of
 from scent_lightning.errors import DivergenceError, InputError
 
 __all__ = ["LastCheckpoint"]
@@ -103,7 +104,7 @@ class LastCheckpoint(ModelCheckpoint):
             self._written_at = time.monotonic()
 
     def _check_finite(self, pl_module: L.LightningModule, when: str) -> None:
-        tables = [(f"duals.{name}.nu", dual.nu) for name, dual in dict(getattr(pl_module, "duals", {})).items()]
+        tables = [(f"duals.{name}.nu", dual.nu) for name, dual in duals_of(pl_module).items()]
         for name, values in [*pl_module.named_parameters(), *tables]:
             if not values.numel() or not values.is_floating_point():
                 continue

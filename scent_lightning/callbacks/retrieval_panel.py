@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from scent_lightning.callbacks.evaluation import EvaluationCallback, Stage
+from scent_lightning.callbacks.lookup import tensorboard_loggers
 from scent_lightning.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,19 +18,21 @@ if TYPE_CHECKING:
 __all__ = ["RetrievalPanel", "draw_retrievals"]
 
 
-class RetrievalPanel(L.Callback):
-    """A picture of a few captions with the images that a model finds for them, after every validation.
+class RetrievalPanel(EvaluationCallback):
+    """A picture of a few captions with the images that a model finds for them, after every validation and test run.
 
-    ``validation_step`` must return a dictionary with "image" and "text", normalised embeddings of shape ``(B, D)``, and
-    the batch must begin with its images, ``(B, 3, H, W)``. The captions are those of the data module,
-    ``captions("val")``, at the batch's "index"; without them the row's number stands there. The first ``queries`` pairs
-    of the split are the queries, and all pairs of the first ``items`` what is searched. It goes to every TensorBoard
-    logger as ``val/retrieval``. In a distributed run the first process shows its own pairs.
+    ``validation_step`` and ``test_step`` must return a dictionary with "image" and "text", normalised embeddings of
+    shape ``(B, D)``, and "index", shape ``(B,)``, and the batch must begin with its images, ``(B, 3, H, W)``. The
+    captions are those of the data module, ``captions("val")``; without them the row's number stands there. The first
+    ``queries`` pairs are the queries, and all pairs of the first ``items`` what is searched. It goes to every
+    TensorBoard logger as ``val/retrieval`` or ``test/retrieval``. In a distributed run the first process shows its own
+    pairs. The sanity check draws nothing.
 
     Args:
         queries: number of captions, a row each.
         top: number of images found for each.
         items: images that are kept and searched.
+        every_n_epochs: during a fit, draw in every n-th epoch only.
 
     Raises:
         InputError: an argument is not a positive integer, or the step returns something else.
@@ -39,8 +42,8 @@ class RetrievalPanel(L.Callback):
         >>> trainer = L.Trainer(callbacks=[RetrievalPanel(queries=4)], logger=False, accelerator="cpu")
     """
 
-    def __init__(self, queries: int = 8, top: int = 5, items: int = 512) -> None:
-        super().__init__()
+    def __init__(self, queries: int = 8, top: int = 5, items: int = 512, every_n_epochs: int = 1) -> None:
+        super().__init__(every_n_epochs)
         for name, value in (("queries", queries), ("top", top), ("items", items)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} must be a positive integer, got {value!r}")
@@ -49,34 +52,19 @@ class RetrievalPanel(L.Callback):
         self.items = items
         self._parts: list[tuple[Tensor, ...]] = []
 
-    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def start(self, pl_module: L.LightningModule) -> None:
         """Start with no pairs."""
         self._parts = []
 
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def collect(self, trainer: L.Trainer, step: str, outputs: Any, batch: Any, dataloader_idx: int) -> None:
         """Keep the first pairs."""
-        if trainer.sanity_checking or not trainer.is_global_zero or not _writers(trainer):
-            return
         missing = self.items - sum(len(part[0]) for part in self._parts)
-        if missing <= 0:
+        if missing <= 0 or dataloader_idx > 0 or not trainer.is_global_zero or not tensorboard_loggers(trainer):
             return
-        if not isinstance(outputs, dict) or not {"image", "text", "index"} <= set(outputs):
-            raise InputError(
-                "RetrievalPanel needs validation_step to return a dict with the tensors 'image', 'text' and 'index', "
-                f"got {type(outputs).__name__}"
-            )
-        parts = (batch[0], outputs["image"], outputs["text"], outputs["index"])
+        parts = (batch[0], *self.tensors(step, outputs, "image", "text", "index"))
         self._parts.append(tuple(part[:missing].detach().float().cpu() for part in parts))
 
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def finish(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> None:
         """Draw and log the picture."""
         if not self._parts:
             return
@@ -87,12 +75,8 @@ class RetrievalPanel(L.Callback):
         rows = [int(row) for row in index[: self.queries]]
         captions = [f"row {row}" if known is None else known[row] for row in rows]
         figure = draw_retrievals(pictures, images, texts[: self.queries], captions, self.top)
-        for writer in _writers(trainer):
-            writer.experiment.add_figure("val/retrieval", figure, trainer.global_step)
-
-
-def _writers(trainer: L.Trainer) -> list[TensorBoardLogger]:
-    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        for logger in tensorboard_loggers(trainer):
+            logger.experiment.add_figure(f"{stage}/retrieval", figure, trainer.global_step)
 
 
 def draw_retrievals(pictures: Tensor, images: Tensor, queries: Tensor, captions: list[str], top: int = 5) -> Figure:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from scent_lightning.errors import InputError
+from scent_lightning.callbacks.evaluation import EvaluationCallback, Stage
+from scent_lightning.callbacks.lookup import tensorboard_loggers
 from scent_lightning.metrics.partial_auc import ScoresAndLabels, check_max_fpr, missing_class, partial_auc, roc_curve
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ __all__ = ["ROCCurve", "draw_roc_curve"]
 _MOST_POINTS = 2000
 
 
-class ROCCurve(L.Callback):
+class ROCCurve(EvaluationCallback):
     """Draw the ROC curve at the end of every validation and test run, with its partial AUC.
 
     ``validation_step`` and ``test_step`` must return a dictionary with "score", shape ``(B,)``, any real numbers, and
@@ -46,77 +45,24 @@ class ROCCurve(L.Callback):
     """
 
     def __init__(self, max_fpr: float = 0.3, every_n_epochs: int = 1, folder: str | Path | None = None) -> None:
-        super().__init__()
+        super().__init__(every_n_epochs)
         self.max_fpr = check_max_fpr(max_fpr)
-        if isinstance(every_n_epochs, bool) or not isinstance(every_n_epochs, int) or every_n_epochs < 1:
-            raise InputError(f"every_n_epochs must be a whole number of at least 1, got {every_n_epochs!r}")
-        self.every_n_epochs = every_n_epochs
         self.folder = folder
         self._rows: ScoresAndLabels | None = None
 
-    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def start(self, pl_module: L.LightningModule) -> None:
         """Start with no rows."""
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        skipped = fitting and (trainer.current_epoch + 1) % self.every_n_epochs != 0
-        self._start(pl_module, skip=trainer.sanity_checking or skipped)
+        self._rows = ScoresAndLabels().to(pl_module.device)
 
-    def on_test_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start with no rows."""
-        self._start(pl_module, skip=False)
-
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def collect(self, trainer: L.Trainer, step: str, outputs: Any, batch: Any, dataloader_idx: int) -> None:
         """Collect the batch's scores and labels."""
-        self._collect("validation_step", outputs)
-
-    def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Collect the batch's scores and labels."""
-        self._collect("test_step", outputs)
-
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Draw the curve."""
-        self._draw(trainer, "val", "Validation")
-
-    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Draw the curve."""
-        self._draw(trainer, "test", "Test")
-
-    def _start(self, pl_module: L.LightningModule, skip: bool) -> None:
-        self._rows = None if skip else ScoresAndLabels().to(pl_module.device)
-
-    def _collect(self, step: str, outputs: Any) -> None:
-        if self._rows is None:
-            return
-        found = outputs if isinstance(outputs, dict) else {}
-        score, label = found.get("score"), found.get("label")
-        if not isinstance(score, Tensor) or not isinstance(label, Tensor):
-            came = type(outputs).__name__
-            if isinstance(outputs, dict):
-                came += f" of {', '.join(f'{key!r} ({type(value).__name__})' for key, value in outputs.items())}"
-            raise InputError(
-                f"ROCCurve needs {step} to return a dict with the tensors 'score' and 'label', each of shape (B,), "
-                f"got {came}"
-            )
+        score, label = self.tensors(step, outputs, "score", "label", shape=", each of shape (B,)")
+        assert self._rows is not None
         self._rows.update(score.to(self._rows.device), label)
 
-    def _draw(self, trainer: L.Trainer, name: str, run: str) -> None:
-        if self._rows is None:
-            return
+    def finish(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> None:
+        """Draw the curve."""
+        assert self._rows is not None
         # These two wait for all processes, so every process has to come here.
         scores, labels = (values.reshape(-1) for values in self._rows.compute())
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
@@ -125,15 +71,15 @@ class ROCCurve(L.Callback):
             return
         missing = missing_class(labels)
         if missing:
-            rank_zero_warn(f"ROCCurve draws no {name} curve: it needs both classes but got {missing}")
+            rank_zero_warn(f"ROCCurve draws no {stage} curve: it needs both classes but got {missing}")
             return
+        run = {"val": "Validation", "test": "Test"}[stage]
         title = f"{run} ROC curve, epoch {trainer.current_epoch}, step {trainer.global_step}"
         figure = draw_roc_curve(scores, labels, self.max_fpr, title)
         folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / f"roc_curve_{name}.png")
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure(f"{name}/roc_curve", figure, trainer.global_step)
+        figure.savefig(folder / f"roc_curve_{stage}.png")
+        for logger in tensorboard_loggers(trainer):
+            logger.experiment.add_figure(f"{stage}/roc_curve", figure, trainer.global_step)
 
 
 def draw_roc_curve(scores: Tensor, labels: Tensor, max_fpr: float = 0.3, title: str = "ROC curve") -> Figure:

@@ -9,22 +9,23 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from scent_lightning.callbacks.evaluation import EvaluationCallback, Stage
 from scent_lightning.data.pair_sources import BadPairError, decode, elsewhere, first_line
 from scent_lightning.errors import InputError
 from scent_lightning.metrics import ZeroShotAccuracy
 from scent_lightning.metrics.retrieval import first_of_each
+from scent_lightning.optional import of_vision
 
 __all__ = ["ZeroShotClassification"]
 
 _SPLITS = ("train", "val", "valid", "validation", "test")
 
 
-class ZeroShotClassification(L.Callback):
+class ZeroShotClassification(EvaluationCallback):
     """Zero-shot accuracy of a CLIP model at the end of every validation and test run.
 
     ``open_clip.build_zero_shot_classifier`` makes the classifier: the mean of a class's prompts, which are its name in
@@ -79,9 +80,8 @@ class ZeroShotClassification(L.Callback):
         batch_size: int = 256,
         num_workers: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(every_n_epochs)
         for argument, value, least in (
-            ("every_n_epochs", every_n_epochs, 1),
             ("batch_size", batch_size, 1),
             ("num_workers", num_workers, 0),
         ):
@@ -91,20 +91,19 @@ class ZeroShotClassification(L.Callback):
         self.class_names = class_names
         self.templates = templates if templates in ("openai", "simple") else _checked_templates(templates)
         self.name = name
-        self.every_n_epochs = every_n_epochs
         self.batch_size = batch_size
         self.num_workers = num_workers
         self._names: list[str] = []
         self._prefix = ""
         self._labels: Tensor | None = None
         self._folder: Any = None
-        self._rows: list[tuple[Tensor, Tensor]] | None = None
+        self._rows: list[tuple[Tensor, Tensor]] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Find the images and the names of their classes."""
         if stage == "predict":
             return
-        _open_clip()
+        of_vision("open_clip", "ZeroShotClassification")
         model = getattr(pl_module, "model", None)
         if not hasattr(model, "encode_image") or not hasattr(model, "encode_text"):
             raise InputError(
@@ -159,63 +158,20 @@ class ZeroShotClassification(L.Callback):
                 "rows"
             )
 
-    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start with no rows."""
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        skipped = fitting and (trainer.current_epoch + 1) % self.every_n_epochs != 0
-        self._rows = None if trainer.sanity_checking or skipped else []
-
-    def on_test_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def start(self, pl_module: L.LightningModule) -> None:
         """Start with no rows."""
         self._rows = []
 
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Keep the embeddings of the batch's images."""
-        self._keep("validation_step", outputs, dataloader_idx)
-
-    def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Keep the embeddings of the batch's images."""
-        self._keep("test_step", outputs, dataloader_idx)
-
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Classify and log."""
-        self._classify(trainer, pl_module, "val")
-
-    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Classify and log."""
-        self._classify(trainer, pl_module, "test")
-
-    def _keep(self, step: str, outputs: Any, dataloader_idx: int) -> None:
-        if self._rows is None or self._labels is None or dataloader_idx > 0:
-            return
-        if not isinstance(outputs, dict) or not {"image", "index"} <= set(outputs):
-            raise InputError(
-                f"ZeroShotClassification needs {step} to return a dict with the tensors 'image' and 'index', got "
-                f"{type(outputs).__name__}"
-            )
-        self._rows.append((outputs["image"].detach().float(), outputs["index"]))
+    def collect(self, trainer: L.Trainer, step: str, outputs: Any, batch: Any, dataloader_idx: int) -> None:
+        """Keep the embeddings of the batch's images, if those are what to classify."""
+        if self._labels is not None and dataloader_idx == 0:
+            image, index = self.tensors(step, outputs, "image", "index")
+            self._rows.append((image.detach().float(), index))
 
     @torch.no_grad()
-    def _classify(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if self._rows is None:
-            return
-        rows, self._rows = self._rows, None
+    def finish(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> None:
+        """Classify and log."""
+        rows, self._rows = self._rows, []
         classifier = self._classifier(trainer, pl_module)
         if self._labels is None:
             parts = list(self._encoded(trainer, pl_module))
@@ -233,7 +189,7 @@ class ZeroShotClassification(L.Callback):
 
     def _classifier(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Tensor:
         """Normalised embeddings of the K classes, float32, shape ``(D, K)``."""
-        open_clip = _open_clip()
+        open_clip = of_vision("open_clip", "ZeroShotClassification")
         templates: Sequence[str | Callable[[str], str]] = self.templates
         if isinstance(self.templates, str):
             templates = getattr(open_clip, f"{self.templates.upper()}_IMAGENET_TEMPLATES")
@@ -288,7 +244,7 @@ def _read_names(class_names: list[str] | str) -> list[str]:
     if not isinstance(class_names, str):
         return list(class_names)
     if class_names == "imagenet":
-        return list(_open_clip().IMAGENET_CLASSNAMES)
+        return list(of_vision("open_clip", "ZeroShotClassification").IMAGENET_CLASSNAMES)
     file = next((place for place in (class_names, elsewhere(class_names)) if os.path.isfile(place)), None)
     if file is None:
         raise InputError(f"class_names must be a list, 'imagenet' or a file with one name a line, got {class_names!r}")
@@ -321,11 +277,3 @@ def _read_image(path: str) -> Tensor:
 
 def _ends(names: list[str]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]}, …, {names[-1]}"
-
-
-def _open_clip() -> Any:
-    try:
-        import open_clip
-    except ImportError as error:
-        raise InputError("ZeroShotClassification needs open_clip: pip install 'scent-lightning[vision]'") from error
-    return open_clip

@@ -33,6 +33,7 @@ from scent_lightning.data.pair_sources import (
 )
 from scent_lightning.data.shapes import CLASSES, NUM_CAPTIONS, Shapes
 from scent_lightning.errors import InputError
+from scent_lightning.optional import of_vision
 
 __all__ = ["ImageTextDataModule"]
 
@@ -565,12 +566,7 @@ class ImageTextDataModule(_FeatureDataModule):
         return self._tokenizer
 
     def _named_tokenizer(self) -> Tokenizer:
-        try:
-            import open_clip
-        except ImportError as error:
-            raise InputError(
-                f"tokenizer {self.tokenizer!r} needs open_clip; install it with pip install 'scent-lightning[vision]'"
-            ) from error
+        open_clip = of_vision("open_clip", f"tokenizer {self.tokenizer!r}")
         if not isinstance(self.tokenizer, str):
             raise InputError(f"tokenizer must be a name or a function, got {self.tokenizer!r}")
         if ":" not in self.tokenizer and self.tokenizer not in open_clip.list_models():

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from scent_lightning.errors import InputError
+from scent_lightning.optional import of_vision
 
 Array = npt.NDArray[Any]
 
@@ -297,13 +298,7 @@ def shard_list(argument: str, path: str) -> tuple[list[str], list[int] | None]:
 def _braces(pattern: str) -> Iterator[str]:
     if "{" not in pattern or os.path.exists(pattern):
         return iter([pattern])
-    try:
-        from braceexpand import braceexpand
-    except ImportError as error:
-        raise InputError(
-            f"a pattern such as {pattern!r} needs braceexpand; install it with pip install 'scent-lightning[vision]'"
-        ) from error
-    expanded: Iterator[str] = braceexpand(pattern)
+    expanded: Iterator[str] = of_vision("braceexpand", f"a pattern such as {pattern!r}").braceexpand(pattern)
     return expanded
 
 

@@ -23,6 +23,7 @@ from scent_lightning.errors import InputError
 from scent_lightning.functional import Everyone, contrastive_log_means, contrastive_loss, contrastive_scores
 from scent_lightning.metrics import RetrievalRecall
 from scent_lightning.metrics.entropic_risk import check_tau
+from scent_lightning.optional import of_vision
 from scent_lightning.tasks.training import logs_this_step
 
 __all__ = ["CLIPTask"]
@@ -354,7 +355,7 @@ def read_architecture(architecture: str | dict[str, Any]) -> str | dict[str, Any
         except (OSError, ValueError) as error:
             raise InputError(f"architecture {architecture} cannot be read as JSON: {error}") from error
     else:
-        if architecture not in (known := _open_clip().list_models()):
+        if architecture not in (known := of_vision("open_clip", "CLIPTask").list_models()):
             near = difflib.get_close_matches(architecture, known, n=5, cutoff=0.4) or known[:5]
             raise InputError(f"architecture {architecture!r} is not known to open_clip; near are {', '.join(near)}")
         return architecture
@@ -372,7 +373,7 @@ def build_model(architecture: str | dict[str, Any], pretrained: str | None) -> A
     Raises:
         InputError: the configuration does not make a model, or the weights cannot be loaded.
     """
-    open_clip = _open_clip()
+    open_clip = of_vision("open_clip", "CLIPTask")
     file = Path(pretrained or "")
     if file.is_file() and file.suffix not in (".safetensors", ".npz", ".npy"):
         read_plain(file, f"pretrained {pretrained}", mmap=True)  # says what is wrong with it, if something is
@@ -414,11 +415,3 @@ def _weights_message(open_clip: Any, architecture: str, pretrained: str | None, 
 
 def _first(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rstrip(".:") if str(error).strip() else type(error).__name__
-
-
-def _open_clip() -> Any:
-    try:
-        import open_clip
-    except ImportError as error:
-        raise InputError("CLIPTask needs open_clip: pip install 'scent-lightning[vision]'") from error
-    return open_clip

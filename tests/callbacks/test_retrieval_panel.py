@@ -41,14 +41,17 @@ def test_panel_in_tensorboard(tmp_path):
     )
     task = CLIPTask(32, BSGD(), architecture=ARCHITECTURE)
     logger = TensorBoardLogger(tmp_path)
-    trainer = quiet_trainer(max_epochs=1, logger=logger, callbacks=[RetrievalPanel(queries=3, items=12)])
+    panel = RetrievalPanel(queries=3, items=12, every_n_epochs=2)
+    trainer = quiet_trainer(max_epochs=3, logger=logger, callbacks=[panel], num_sanity_val_steps=2)
     trainer.fit(task, datamodule=data)
+    trainer.test(task, datamodule=data, verbose=False)
     events = EventAccumulator(logger.log_dir)
     events.Reload()
-    assert events.Tags()["images"] == ["val/retrieval"]
-    (image,) = events.Images("val/retrieval")
-    assert matplotlib.image.imread(io.BytesIO(image.encoded_image_string), format="png").std() > 0.05
-    assert image.step == 4
+    assert sorted(events.Tags()["images"]) == ["test/retrieval", "val/retrieval"]
+    for name, step in (("val", 8), ("test", 12)):
+        (image,) = events.Images(f"{name}/retrieval")
+        assert matplotlib.image.imread(io.BytesIO(image.encoded_image_string), format="png").std() > 0.05
+        assert image.step == step
 
 
 def test_other_outputs_are_refused(tmp_path):
