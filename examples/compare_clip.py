@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import yaml
-from resumable import bare_trainer, dual_update, read_rows, run_missing, silent_process
+from resumable import bare_trainer, dual_update, read_rows, run_missing, settings, silent_process, spread
 
 from scent_lightning.data import ImageTextDataModule
 from scent_lightning.duals import DualVariable
@@ -70,9 +69,9 @@ def run(
     data = ImageTextDataModule(**{**config["data"]["init_args"], "path": path, "batch_size": batch_size})
     data.setup("fit")
     dual = dual_update(method, arguments)
-    settings = config["model"]["init_args"]
-    warmup = settings["warmup_steps"] * config["data"]["init_args"]["batch_size"] // batch_size
-    task = CLIPTask(data.num_anchors, dual, **{**settings, "lr": lr, "warmup_steps": warmup})
+    given = config["model"]["init_args"]
+    warmup = given["warmup_steps"] * config["data"]["init_args"]["batch_size"] // batch_size
+    task = CLIPTask(data.num_anchors, dual, **{**given, "lr": lr, "warmup_steps": warmup})
     trainer = bare_trainer(max_epochs=epochs, limit_val_batches=0)
     row = {"batch_size": batch_size, "method": method, "seed": seed, "epochs": epochs, "lr": lr}
     row["arguments"] = json.dumps(arguments)
@@ -84,10 +83,6 @@ def run(
     found = trainer.validate(task, datamodule=data, verbose=False)[0]
     nu = cast(DualVariable, task.duals["image"]).nu.mean().item()
     return [{**row, "tau": task.tau.item(), "nu": nu, **{name: found[f"val/{name}"] for name in RECALLS}}]
-
-
-def spread(values: list[float]) -> tuple[float, float]:
-    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -104,8 +99,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 for name in RECALLS
             ]
             given = json.loads(mine[0]["arguments"])
-            settings = ", ".join([f"lr {mine[0]['lr']:g}", *(f"{name} {value}" for name, value in given.items())])
-            lines.append(f"| {batch_size} | {NAMES[method]} | {' | '.join(cells)} | {settings} |")
+            lines.append(f"| {batch_size} | {NAMES[method]} | {' | '.join(cells)} | {settings(mine[0]['lr'], given)} |")
     return "\n".join(lines)
 
 

@@ -18,13 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from resumable import bare_trainer, read_rows, run_missing, silent_process
+from resumable import bare_trainer, read_rows, run_missing, settings, silent_process, spread
 from torch import Tensor
 
 from scent_lightning.data import ImbalancedImageDataModule
@@ -160,21 +159,18 @@ def run(
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Mean and deviation over the seeds, as a Markdown table."""
-
-    def spread(values: list[float], digits: int) -> str:
-        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-        return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
-
     lines = ["| τ | method | training objective | test partial AUC | settings |", "| --- | --- | --- | --- | --- |"]
     for tau in TAUS:
         for method in dict.fromkeys(row["method"] for row in rows):
             mine = [row for row in rows if row["method"] == method and row["tau"] == tau]
-            settings = "first stage"
+            said = "first stage"
             if method != PRETRAINING:
-                given = json.loads(mine[0]["arguments"])
-                settings = ", ".join([f"lr {mine[0]['lr']:g}", *(f"{name} {value}" for name, value in given.items())])
-            objective, area = (spread([row[key] for row in mine], 4) for key in ("objective", "test_partial_auc"))
-            lines.append(f"| {tau} | {method} | {objective} | {area} | {settings} |")
+                said = settings(mine[0]["lr"], json.loads(mine[0]["arguments"]))
+            objective, area = (
+                "{:.4f} ± {:.4f}".format(*spread([row[key] for row in mine]))
+                for key in ("objective", "test_partial_auc")
+            )
+            lines.append(f"| {tau} | {method} | {objective} | {area} | {said} |")
     return "\n".join(lines)
 
 

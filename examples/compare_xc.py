@@ -21,7 +21,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from resumable import bare_trainer, dual_update, read_rows, run_missing, silent_process
+from resumable import bare_trainer, dual_update, read_rows, run_missing, settings, silent_process
 from torch import Tensor
 
 from scent_lightning.data import FeatureDataModule
@@ -105,9 +105,9 @@ def table(rows: list[dict[str, Any]], methods: list[str], epochs: int) -> str:
     for method in methods:
         final = [row for row in rows if row["method"] == method and row["epoch"] == epochs]
         means = [statistics.mean(row[name] for row in final) for name in names]
-        lr, arguments = SETTINGS[method]
-        settings = ", ".join([f"lr {lr:g}", *(f"{name} {value}" for name, value in arguments.items())])
-        lines.append(f"| {method} | " + " | ".join(f"{mean:.3f}" for mean in means) + f" | {settings} |")
+        lines.append(
+            f"| {method} | " + " | ".join(f"{mean:.3f}" for mean in means) + f" | {settings(*SETTINGS[method])} |"
+        )
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import statistics
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -39,6 +40,16 @@ def bare_trainer(**arguments: Any) -> L.Trainer:
 def dual_update(method: str, arguments: dict[str, Any]) -> DualUpdate:
     """The update of a row of a table: the first word of ``method`` is its class ("SCENT auto" is SCENT)."""
     return DualUpdate.from_config({"class_path": method.split()[0], "init_args": arguments})
+
+
+def settings(lr: float, arguments: dict[str, Any]) -> str:
+    """Learning rate and arguments of the dual update, as a table says them."""
+    return ", ".join([f"lr {lr:g}", *(f"{name} {value}" for name, value in arguments.items())])
+
+
+def spread(values: list[float]) -> tuple[float, float]:
+    """Mean, and standard deviation over the seeds (0 of one)."""
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The state of all random numbers as plain tensors, for checkpoints."""
+"""Random numbers that depend on a key alone, and the state of the global ones as plain tensors, for checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["random_state", "restore_random_state"]
+__all__ = ["random_state", "restore_random_state", "seed_of"]
+
+
+def seed_of(*key: int) -> int:
+    """A seed in [0, 2⁶⁴) for each key; those of different keys are as good as independent.
+
+    Args:
+        key: integers of at least 0, such as the run's seed, the epoch and the row.
+    """
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
 
 
 def random_state() -> dict[str, Tensor]:

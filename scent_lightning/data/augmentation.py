@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-import numpy as np
 import torch
+
+from scent_lightning.random_state import seed_of
 
 Row = TypeVar("Row")
 
@@ -27,9 +28,8 @@ def at_random(rows: Iterable[int], make: Callable[[int], Row], seed: int, epoch:
     """
     for row in rows:
         before = torch.get_rng_state()
-        key = np.random.SeedSequence((seed, epoch, row)).generate_state(1, np.uint64)
         try:
-            torch.default_generator.manual_seed(int(key[0]))
+            torch.default_generator.manual_seed(seed_of(seed, epoch, row))
             made = make(row)
         finally:
             torch.set_rng_state(before)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from scent_lightning.data.batch_sampler import EpochBatchSampler, check_positive_integer
 from scent_lightning.errors import InputError
+from scent_lightning.random_state import seed_of
 
 __all__ = ["StratifiedBatchSampler"]
 
@@ -24,8 +24,7 @@ def check_class_size(name: str, count: int, num_replicas: int, rows: int, kind: 
 
 def _generator(*key: int) -> torch.Generator:
     """Random numbers of their own for each key."""
-    state = np.random.SeedSequence(key).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(state[0]))
+    return torch.Generator().manual_seed(seed_of(*key))
 
 
 def _turn(size: int, count: int, epoch: int, *key: int) -> Tensor:

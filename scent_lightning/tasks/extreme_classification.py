@@ -20,6 +20,7 @@ from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Negatives
 from scent_lightning.optim import RowSparseSGD, average_sparse_gradient, clip_gradients
+from scent_lightning.random_state import seed_of
 from scent_lightning.tasks.training import LearningRateSchedule, check_optimization, logs_this_step, scheduled_optimizer
 
 __all__ = ["ExtremeClassificationTask"]
@@ -202,7 +203,7 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
         if self.head.negatives != "uniform" or self._trainer is None:
             return None
         step = self.trainer.fit_loop.epoch_loop.total_batch_idx
-        return torch.Generator().manual_seed(hash((torch.initial_seed(), step)) % 2**63)
+        return torch.Generator().manual_seed(seed_of(torch.initial_seed(), step))
 
     def _count_skipped(self, labels: Tensor) -> None:
         self.skipped_batches += 1
