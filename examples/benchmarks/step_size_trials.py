@@ -14,6 +14,7 @@ training rows.
 from __future__ import annotations
 
 import argparse
+import bisect
 import json
 import math
 import sys
@@ -51,8 +52,7 @@ class Rule:
         rise: how far c rises at most.
         until: fraction of the run at which c has risen and α begins to fall.
         window: fraction of the run after which the reference may fall.
-        lag: how far ν may lag.
-        lag_to_noise: the same in standard deviations of ℓ − ν.
+        lag_to_noise: how far ν may lag, in standard deviations of ℓ − ν.
         variance: of ν, below which c rises no further.
         share: of the visits so far, over which the average goes back while they are few.
         lr: factor of the learning rate.
@@ -65,7 +65,6 @@ class Rule:
     rise: float = auto_step_size.LARGEST_RISE
     until: float = auto_step_size.RISEN
     window: float = auto_step_size.WINDOW
-    lag: float = auto_step_size.LARGEST_LAG
     lag_to_noise: float = auto_step_size.LAG_TO_NOISE
     variance: float = auto_step_size.SMALL_VARIANCE
     share: float = auto_step_size.SHARE
@@ -98,11 +97,11 @@ class StepSizes:
         self.fixed = torch.tensor([rule.log_alpha or 0.0 for rule in rules], dtype=torch.float64, device=device)
         self.cosine, self.guard = column("cosine") > 0, column("guard")
         self.rise, self.until = column("rise"), column("until")
-        self.lag, self.lag_to_noise, self.small_variance = column("lag"), column("lag_to_noise"), column("variance")
-        self.share = column("share")
+        self.lag_to_noise, self.small_variance, self.share = column("lag_to_noise"), column("variance"), column("share")
         self.window = column("window").clamp(min=one_epoch) * (1 - 1e-9)
         self.reference = torch.full_like(self.fixed, math.inf)
-        self.first, self.least, self.variance = self.reference, self.reference, self.reference
+        self.least, self.variance = self.reference, self.reference
+        self.falls: list[tuple[float, Tensor]] = []  # visits and least mean ℓ at the ends of windows
         self.begun = torch.zeros_like(self.fixed)
         # Of the window: Σ (ℓ − ν)² and of how many, Σ of the new ν, Σ ℓ and of how many; of one anchor log Σ e^ℓ.
         totals = torch.zeros(5, len(rules), dtype=torch.float64, device=device)
@@ -121,7 +120,6 @@ class StepSizes:
         over = (progress - self.begun >= self.window) & (self.count > 0)
         estimate = self.log_sum - self.count.log() if self.one else torch.maximum(self.nu, self.log_mean) / self.count
         log_mean = torch.where(over, self.log_mean / self.count, math.inf)
-        self.first = torch.where(over & self.reference.isinf(), log_mean, self.first)
         self.least = torch.minimum(self.least, log_mean)
         self.reference = torch.where(over, torch.minimum(self.reference, estimate), self.reference)
         self.variance = torch.where(over & (self.known > 0), self.squares / self.known, self.variance)
@@ -129,18 +127,27 @@ class StepSizes:
         rise = self.rise.minimum((self.variance.clamp(min=1e-30) / (2 * self.small_variance)).log())
         c = rise * (progress / self.until).clamp(max=1)
         visits = max(self.visits * progress, 1.0)
+        if over.any():
+            self.falls.append((visits if self.falls else 0.0, self.least))
         of_visits = (self.share * visits * (1 + visits / auto_step_size.MANY_VISITS)).log()
         found_guard = of_visits.clamp(auto_step_size.LEAST_GUARD, auto_step_size.LARGEST_GUARD)
         self.current_guard = torch.where(self.guard.isnan(), found_guard, self.guard)
         c = c.minimum(of_visits)
-        fall = (self.first - self.least).nan_to_num(0.0) / visits
+        fall = self._fall(visits)
         noise = torch.where(self.variance > 0, self.variance, math.inf).sqrt()
-        largest_lag = self.lag.minimum(self.lag_to_noise * noise)
-        found = -self.reference - c.minimum((largest_lag / fall.clamp(min=1e-30)).log())
+        found = -self.reference - c.minimum((self.lag_to_noise * noise / fall.clamp(min=1e-30)).log())
         found += remaining((progress - self.until) / (1 - self.until).clamp(min=1e-9)).clamp(min=1e-300).log()
         found = torch.where(torch.isinf(self.reference), math.inf, found)
         falling = remaining(progress).clamp(min=1e-300).log().to(self.fixed.device)
         return torch.where(self.auto, found, self.fixed + torch.where(self.cosine, falling, 0.0))
+
+    def _fall(self, visits: float) -> Tensor:
+        """Fall of ℓ at a visit, over the latter half of the visits so far."""
+        if not self.falls:
+            return torch.zeros_like(self.least)
+        place = bisect.bisect_right(self.falls, visits / 2, key=lambda each: each[0]) - 1
+        begun, before = self.falls[place]
+        return (before - self.least).nan_to_num(0.0, posinf=0.0) / (visits - begun)
 
     def step(self, nu: Tensor, log_mean: Tensor, progress: float) -> Tensor:
         """New ν, shape ``(R, B)``, from the old (NaN where an anchor is new) and ℓ."""
@@ -316,8 +323,7 @@ RULES: dict[str, Rule | Callable[[Rule], Rule]] = {
     "by hand + 3": lambda hand: replace(hand, log_alpha=(hand.log_alpha or 0.0) + 3),
     "auto": Rule(),
     "auto, no limit by the visits": Rule(share=math.inf),
-    "auto, no limit of the lag": Rule(lag=math.inf, lag_to_noise=math.inf),
-    "auto, lag of any share of the noise": Rule(lag_to_noise=math.inf),
+    "auto, no limit of the lag": Rule(lag_to_noise=math.inf),
     "auto, no limit by the noise": Rule(variance=1e-30),
     "auto, c to 3": Rule(rise=3.0),
     "auto, c to 5": Rule(rise=5.0),

@@ -14,11 +14,11 @@ long is not wanted:
 * **noise**: it rises to :math:`\log(r / 2\sigma^2)` at most, where r is the mean square of ℓ − ν, as seen in the
   batches, and σ² the variance of ν below which more averaging gains nothing: ν varies by :math:`\gamma r / 2`. Without
   noise that is BSGD, as it should be.
-* **visits**: the average goes back over a tenth of the v visits of an anchor so far, and over more of them where they
-  are many, :math:`e^c \le \frac{v}{10} (1 + \frac{v}{45})`: what was seen long ago belongs to another model.
-* **lag**: ℓ falls while the model learns, and an average of it lags by its length times the fall at a visit, d. The
-  lag stays below 3, where a sample weighs a twentieth of what it should, and below 0.4 of the noise, so that there is
-  more to gain from an average than to lose: :math:`e^c \le \min(3, 0.4 \sqrt r) / d`.
+* **visits**: the average goes back over a share of the v visits of an anchor so far that grows with them,
+  :math:`e^c \le \frac{v}{10} (1 + \frac{v}{30})`: what was seen long ago belongs to another model.
+* **lag**: ℓ falls while the model learns, and an average of it lags by its length times the fall at a visit, d, taken
+  over the latter half of the visits so far. The lag stays below 0.18 of the noise, so that there is more to gain
+  from an average than to lose: :math:`e^c \le 0.18 \sqrt r / d`.
 
 The guard, where none is given, is what the visits allow c to be, between 1 and 4: a weight of :math:`e^c` is what the
 next batch can be worth to an average over as many.
@@ -26,6 +26,7 @@ next batch can be worth to an average over as many.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -42,9 +43,9 @@ WINDOW, RISEN = 1 / 300, 0.8
 # c at the end of its rise, unless noise, visits or lag limit it: γ is 0.018 there.
 LARGEST_RISE = 4.0
 # The average goes back over this share of the visits so far while they are few, and more where they are many.
-SHARE, MANY_VISITS = 0.1, 45.0
-# Variance of ν that needs no more averaging; how far ν may lag, and that in standard deviations of ℓ − ν.
-SMALL_VARIANCE, LARGEST_LAG, LAG_TO_NOISE = 4e-4, 3.0, 0.4
+SHARE, MANY_VISITS = 0.1, 30.0
+# Variance of ν that needs no more averaging; how far ν may lag, in standard deviations of ℓ − ν.
+SMALL_VARIANCE, LAG_TO_NOISE = 4e-4, 0.18
 # The guard, as the largest log weight: as large as c could be for the visits alone, between these.
 LEAST_GUARD, LARGEST_GUARD = 1.0, 4.0
 # Of so few anchors each may be seen many times in a window, and has its own objective over it.
@@ -74,8 +75,10 @@ class AutoStepSize(nn.Module):
     def reset(self) -> None:
         """Begin anew."""
         self.reference: float | None = None
-        # The mean ℓ of the first window, and the least of any: ν itself falls no faster than its average lets it.
-        self.first_log_mean = self.least_log_mean = 0.0
+        # Visits at the end of each window, and the least mean ℓ of one by then; not ν, which falls no faster than its
+        # average lets it. By them, how far ℓ falls at a visit.
+        self.falls: list[tuple[float, float]] = []
+        self.fall = 0.0
         self.variance: float | None = None
         self.visits = 0  # rows seen in all windows that are over
         self.visits_of_each = 1.0  # the same for one of the anchors that are in use
@@ -109,10 +112,9 @@ class AutoStepSize(nn.Module):
         if self.variance is not None:
             rise = min(rise, math.log(max(self.variance, 1e-30) / (2.0 * SMALL_VARIANCE)))
         c = min(rise * min(progress / RISEN, 1.0), self._c_of_visits())
-        fall = (self.first_log_mean - self.least_log_mean) / self.visits_of_each
-        if fall <= 0 or not self.variance:
+        if self.fall <= 0 or not self.variance:
             return c
-        return min(c, math.log(min(LARGEST_LAG, LAG_TO_NOISE * math.sqrt(self.variance)) / fall))
+        return min(c, math.log(LAG_TO_NOISE * math.sqrt(self.variance) / self.fall))
 
     def _c_of_visits(self) -> float:
         return math.log(SHARE * self.visits_of_each * (1.0 + self.visits_of_each / MANY_VISITS))
@@ -147,12 +149,19 @@ class AutoStepSize(nn.Module):
         if count > 0:
             # ν cannot be below the mean ℓ for good: where it is, it was so from the start.
             objective = self._objective() if self.num_anchors <= FEW_ANCHORS else max(nu, log_mean) / count
-            log_mean /= count
-            if self.reference is None:
-                self.reference, self.first_log_mean, self.least_log_mean = objective, log_mean, log_mean
-            self.reference = min(self.reference, objective)
-            self.least_log_mean = min(self.least_log_mean, log_mean)
+            self.reference = objective if self.reference is None else min(self.reference, objective)
+            self._take_fall(log_mean / count)
         self._begin(progress)
+
+    def _take_fall(self, log_mean: float) -> None:
+        """Take in the mean ℓ of a window."""
+        if not self.falls:
+            self.falls.append((0.0, log_mean))
+        least = min(log_mean, self.falls[-1][1])
+        visits = max(self.visits_of_each, self.falls[-1][0])  # fewer where many anchors have come to be in use
+        begun, before = self.falls[bisect.bisect_right(self.falls, (visits / 2, math.inf)) - 1]
+        self.fall = (before - least) / (visits - begun)
+        self.falls.append((visits, least))
 
     def _objective(self) -> float:
         """Mean over the few anchors seen in the window of the log-mean-exp of ℓ over its visits."""
@@ -215,19 +224,21 @@ class AutoStepSize(nn.Module):
     # ---------------------------------------------------------------- state
 
     _NUMBERS = (
-        "reference", "first_log_mean", "least_log_mean", "variance", "visits", "visits_of_each", "begun", "seen",
-        "log_sum", "sum", "squares", "known",
+        "reference", "variance", "falls", "fall", "visits", "visits_of_each", "begun", "seen", "log_sum", "sum",
+        "squares", "known",
     )  # fmt: skip
     _TENSORS = ("totals", "log_sums", "counts")
 
     def get_extra_state(self) -> dict[str, Any]:
         """The state as plain data."""
-        return {name: getattr(self, name) for name in (*self._NUMBERS, *self._TENSORS)}
+        state = {name: getattr(self, name) for name in (*self._NUMBERS, *self._TENSORS)}
+        return {**state, "falls": list(self.falls)}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take the state that :meth:`get_extra_state` gave."""
         for name, value in state.items():
             setattr(self, name, value.clone() if isinstance(value, Tensor) else value)
+        self.falls = [(visits, log_mean) for visits, log_mean in state["falls"]]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         # A checkpoint of a run with another step size has no such state, and the rule begins anew; so does one of the

@@ -92,9 +92,9 @@ def test_without_noise_it_is_bsgd():
     assert variable.auto.log_alpha(0.75) > -variable.auto.reference - 1.0
 
 
-@pytest.mark.parametrize(("fall", "scale"), [(1.0, 1.0), (3.0, 8.0)])
+@pytest.mark.parametrize(("fall", "scale"), [(0.5, 1.0), (1.0, 1.0), (3.0, 8.0)])
 def test_a_fall_of_nu_at_each_visit_shortens_the_average(fall, scale):
-    """The average lags by at most 3, and by 0.4 of how far ℓ and ν are apart."""
+    """The average lags by at most 0.18 of how far ℓ and ν are apart."""
     falling, squares = DualVariable(2000, SCENT("auto")), []
     for scores, index, progress in batches(2000, 1600, 20):
         scores = scale * scores - fall * math.floor(16 * progress)
@@ -103,9 +103,17 @@ def test_a_fall_of_nu_at_each_visit_shortens_the_average(fall, scale):
         squares.append((log_mean_exp(scores) - nu).square().mean().item())
     assert falling.auto.visits_of_each == pytest.approx(16, rel=0.05)
     apart = math.sqrt(sum(squares[-100:]) / 100)
-    assert (0.4 * apart < 3.0) == (scale == 1.0)
     c = -falling.auto.log_alpha(0.8) - falling.auto.reference
-    assert math.exp(c) == pytest.approx(min(0.4 * apart, 3.0) / fall, rel=0.1)
+    assert math.exp(c) == pytest.approx(0.18 * apart / fall, rel=0.1)
+
+
+def test_a_fall_that_is_over_no_longer_shortens_it():
+    """It falls by 5 in the first 7 of 16 visits: from the 14th on it does not count."""
+    fallen = DualVariable(2000, SCENT("auto"))
+    for scores, index, progress in batches(2000, 1600, 20):
+        fallen.entropic_risk(scores - 5 * min(progress / 0.4, 1.0), index, progress=0.8 * progress)
+    c = -fallen.auto.log_alpha(0.8) - fallen.auto.reference
+    assert c == pytest.approx(fallen.auto._c_of_visits(), abs=1e-6)
 
 
 def test_where_nothing_falls_the_visits_limit_the_average():
@@ -114,7 +122,7 @@ def test_where_nothing_falls_the_visits_limit_the_average():
     for scores, index, progress in batches(2000, 1600, 20):
         resting.entropic_risk(scores, index, progress=0.8 * progress)
     c = -resting.auto.log_alpha(0.8) - resting.auto.reference
-    assert c == pytest.approx(math.log(1.6 * (1 + 16 / 45)), abs=0.03)
+    assert c == pytest.approx(math.log(1.6 * (1 + 16 / 30)), abs=0.03)
 
 
 def test_only_the_anchors_in_use_count():
