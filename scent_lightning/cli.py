@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 import lightning as L
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, TQDMProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from scent_lightning import data, duals, tasks
 from scent_lightning.callbacks import DualVariableMonitor, LastCheckpoint, PredictionWriter
+from scent_lightning.callbacks.lookup import tensorboard_loggers
 from scent_lightning.checkpoint import AtomicCheckpointIO
 from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.duals.variable import IfChanged
@@ -201,9 +201,8 @@ class ScentCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Say where the results are."""
-        for logger in self.trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                rank_zero_info(f"TensorBoard log: {logger.log_dir}  (watch it: tensorboard --logdir {logger.save_dir})")
+        for logger in tensorboard_loggers(self.trainer):
+            rank_zero_info(f"TensorBoard log: {logger.log_dir}  (watch it: tensorboard --logdir {logger.save_dir})")
         checkpoints = [c.last_model_path for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         for path in filter(None, checkpoints):
             rank_zero_info(f"Last checkpoint: {path}")

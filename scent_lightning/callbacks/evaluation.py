@@ -34,7 +34,7 @@ class EvaluationCallback(L.Callback):
         if isinstance(every_n_epochs, bool) or not isinstance(every_n_epochs, int) or every_n_epochs < 1:
             raise InputError(f"every_n_epochs must be a whole number of at least 1, got {every_n_epochs!r}")
         self.every_n_epochs = every_n_epochs
-        self._looks = False
+        self._stage: Stage | None = None  # of the run that is looked at
 
     def start(self, pl_module: L.LightningModule) -> None:
         """Begin a run with nothing."""
@@ -85,11 +85,11 @@ class EvaluationCallback(L.Callback):
         """Start, unless this validation is passed over."""
         fitting = trainer.state.fn == TrainerFn.FITTING
         passed_over = fitting and (trainer.current_epoch + 1) % self.every_n_epochs != 0
-        self._start(pl_module, not (trainer.sanity_checking or passed_over))
+        self._start(pl_module, None if trainer.sanity_checking or passed_over else "val")
 
     def on_test_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start."""
-        self._start(pl_module, True)
+        self._start(pl_module, "test")
 
     def on_validation_batch_end(
         self,
@@ -101,36 +101,19 @@ class EvaluationCallback(L.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Collect."""
-        if self._looks:
-            self.collect(trainer, _STEPS["val"], outputs, batch, dataloader_idx)
-
-    def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Collect."""
-        if self._looks:
-            self.collect(trainer, _STEPS["test"], outputs, batch, dataloader_idx)
+        if self._stage is not None:
+            self.collect(trainer, _STEPS[self._stage], outputs, batch, dataloader_idx)
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Finish."""
-        self._finish(trainer, pl_module, "val")
-
-    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Finish."""
-        self._finish(trainer, pl_module, "test")
-
-    def _start(self, pl_module: L.LightningModule, looks: bool) -> None:
-        self._looks = looks
-        if looks:
-            self.start(pl_module)
-
-    def _finish(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> None:
-        if self._looks:
-            self._looks = False
+        stage, self._stage = self._stage, None
+        if stage is not None:
             self.finish(trainer, pl_module, stage)
+
+    on_test_batch_end = on_validation_batch_end
+    on_test_epoch_end = on_validation_epoch_end
+
+    def _start(self, pl_module: L.LightningModule, stage: Stage | None) -> None:
+        self._stage = stage
+        if stage is not None:
+            self.start(pl_module)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scent_lightning.callbacks.evaluation import EvaluationCallback, Stage
 from scent_lightning.callbacks.lookup import tensorboard_loggers
-from scent_lightning.errors import InputError
+from scent_lightning.data.batch_sampler import check_positive_integer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,8 +45,7 @@ class RetrievalPanel(EvaluationCallback):
     def __init__(self, queries: int = 8, top: int = 5, items: int = 512, every_n_epochs: int = 1) -> None:
         super().__init__(every_n_epochs)
         for name, value in (("queries", queries), ("top", top), ("items", items)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} must be a positive integer, got {value!r}")
+            check_positive_integer(name, value)
         self.queries = queries
         self.top = top
         self.items = items

@@ -48,7 +48,7 @@ class ROCCurve(EvaluationCallback):
         super().__init__(every_n_epochs)
         self.max_fpr = check_max_fpr(max_fpr)
         self.folder = folder
-        self._rows: ScoresAndLabels | None = None
+        self._rows = ScoresAndLabels()
 
     def start(self, pl_module: L.LightningModule) -> None:
         """Start with no rows."""
@@ -57,16 +57,14 @@ class ROCCurve(EvaluationCallback):
     def collect(self, trainer: L.Trainer, step: str, outputs: Any, batch: Any, dataloader_idx: int) -> None:
         """Collect the batch's scores and labels."""
         score, label = self.tensors(step, outputs, "score", "label", shape=", each of shape (B,)")
-        assert self._rows is not None
         self._rows.update(score.to(self._rows.device), label)
 
     def finish(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> None:
         """Draw the curve."""
-        assert self._rows is not None
+        rows, self._rows = self._rows, ScoresAndLabels()
         # These two wait for all processes, so every process has to come here.
-        scores, labels = (values.reshape(-1) for values in self._rows.compute())
+        scores, labels = (values.reshape(-1) for values in rows.compute())
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
-        self._rows = None
         if not trainer.is_global_zero:
             return
         missing = missing_class(labels)

@@ -77,7 +77,7 @@ class AutoStepSize(nn.Module):
         self.reference: float | None = None
         # Visits at the end of each window, and the least mean ℓ of one by then; not ν, which falls no faster than its
         # average lets it. By them, how far ℓ falls at a visit.
-        self.falls: list[tuple[float, float]] = []
+        self.falls: tuple[tuple[float, float], ...] = ()
         self.fall = 0.0
         self.variance: float | None = None
         self.visits = 0  # rows seen in all windows that are over
@@ -156,12 +156,12 @@ class AutoStepSize(nn.Module):
     def _take_fall(self, log_mean: float) -> None:
         """Take in the mean ℓ of a window."""
         if not self.falls:
-            self.falls.append((0.0, log_mean))
+            self.falls = ((0.0, log_mean),)
         least = min(log_mean, self.falls[-1][1])
         visits = max(self.visits_of_each, self.falls[-1][0])  # fewer where many anchors have come to be in use
         begun, before = self.falls[bisect.bisect_right(self.falls, (visits / 2, math.inf)) - 1]
         self.fall = (before - least) / (visits - begun)
-        self.falls.append((visits, least))
+        self.falls = (*self.falls, (visits, least))
 
     def _objective(self) -> float:
         """Mean over the few anchors seen in the window of the log-mean-exp of ℓ over its visits."""
@@ -223,22 +223,19 @@ class AutoStepSize(nn.Module):
 
     # ---------------------------------------------------------------- state
 
-    _NUMBERS = (
+    _STATE = (
         "reference", "variance", "falls", "fall", "visits", "visits_of_each", "begun", "seen", "log_sum", "sum",
-        "squares", "known",
+        "squares", "known", "totals", "log_sums", "counts",
     )  # fmt: skip
-    _TENSORS = ("totals", "log_sums", "counts")
 
     def get_extra_state(self) -> dict[str, Any]:
         """The state as plain data."""
-        state = {name: getattr(self, name) for name in (*self._NUMBERS, *self._TENSORS)}
-        return {**state, "falls": list(self.falls)}
+        return {name: getattr(self, name) for name in self._STATE}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take the state that :meth:`get_extra_state` gave."""
         for name, value in state.items():
             setattr(self, name, value.clone() if isinstance(value, Tensor) else value)
-        self.falls = [(visits, log_mean) for visits, log_mean in state["falls"]]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         # A checkpoint of a run with another step size has no such state, and the rule begins anew; so does one of the

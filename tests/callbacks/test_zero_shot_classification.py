@@ -421,6 +421,7 @@ def test_without_open_clip(table, folder, monkeypatch):
     data = data_of(table)
     data.setup("validate")
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    with pytest.raises(InputError, match=r"ZeroShotClassification needs open_clip; install it with pip install "):
+    message = r"ZeroShotClassification needs open_clip; install it with pip install 'scent-lightning\[vision\]'"
+    with pytest.raises(InputError, match=message):
         fit(data, task, path=str(folder))
     assert not task.duals["image"].visited.any()
