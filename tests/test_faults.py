@@ -68,6 +68,16 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
+def loader_process(process) -> int:
+    """Number of the process that loads data for ``process``, once there is one."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.time() + 120
+    while not children.read_text():
+        assert time.time() < deadline
+        time.sleep(0.02)
+    return int(children.read_text().split()[0])
+
+
 def finite(path: Path) -> bool:
     state = torch.load(path, weights_only=True)["state_dict"]
     assert any(name.endswith(".nu") for name in state)
@@ -279,6 +289,25 @@ def features(tmp_path):
     return tmp_path
 
 
+CUT_TO = 5000
+
+
+class Cuts(L.Callback):
+    """Cuts a file short at a step; between steps, no batch is being read in this process."""
+
+    def __init__(self, path: str, step: int):
+        self.path = path
+        self.step = step
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == self.step:
+            os.truncate(self.path, CUT_TO)
+
+
+def cut(size, name):
+    return f"train/{name} was cut from {size} to {CUT_TO} bytes while it was in use"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "1"])
 @pytest.mark.parametrize("name", ["features.npy", "features.pt", "labels.npy"])
@@ -288,13 +317,28 @@ def test_file_that_becomes_shorter_while_it_is_in_use(features, workers, name):
         array = path.with_suffix(".npy")
         torch.save(torch.from_numpy(np.load(array)), path)
         array.unlink()
-    process = start(features, "fit", *XC, *ENDLESS, "--data.num_workers", workers)
-    wait_for(features / "checkpoints" / "last.ckpt")
-    time.sleep(0.5)
     size = path.stat().st_size
-    os.truncate(path, 5000)
-    line = sentence(process)
-    assert line == f"train/{name} was cut from {size} to 5000 bytes while it was in use"
+    callback = ["--trainer.callbacks+=tests.test_faults.Cuts", f"--trainer.callbacks.path={path}"]
+    run = start(
+        features, "fit", *XC, *ENDLESS, "--data.num_workers", workers, *callback, "--trainer.callbacks.step", "200"
+    )
+    assert sentence(run) == cut(size, name)
+    assert finite(features / "checkpoints" / "last.ckpt")
+
+
+@pytest.mark.slow
+def test_file_that_becomes_shorter_while_a_loader_process_reads_it(features):
+    """That process dies of it, between its look at the length and the end of its reading."""
+    path = features / "train" / "features.npy"
+    size = path.stat().st_size
+    process = start(features, "fit", *XC, *ENDLESS, "--data.num_workers", "1")
+    wait_for(features / "checkpoints" / "last.ckpt")
+    child = loader_process(process)
+    os.kill(child, signal.SIGSTOP)
+    os.truncate(path, CUT_TO)
+    os.kill(child, signal.SIGBUS)
+    os.kill(child, signal.SIGCONT)
+    assert sentence(process) == cut(size, "features.npy")
     assert finite(features / "checkpoints" / "last.ckpt")
 
 
@@ -302,10 +346,7 @@ def test_file_that_becomes_shorter_while_it_is_in_use(features, workers, name):
 def test_loader_process_that_dies(features):
     process = start(features, "fit", *XC, *ENDLESS, "--data.num_workers", "1")
     wait_for(features / "checkpoints" / "last.ckpt")
-    time.sleep(0.5)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert children
-    os.kill(int(children[0]), signal.SIGKILL)
+    os.kill(loader_process(process), signal.SIGKILL)
     line = sentence(process)
     assert line.startswith("a process that loads data has died, of too little memory perhaps (")
     assert finite(features / "checkpoints" / "last.ckpt")

@@ -142,7 +142,12 @@ def _release(array: Array) -> None:
 
 
 class _Length:
-    """Watches the length of a file that is mapped, at a microsecond a look."""
+    """Watches the length of a file that is mapped, at a microsecond a look.
+
+    A file that is cut after the look and before the rows are read, some 40 microseconds later, still ends the process
+    that reads it. To read the rows by calls of the system instead, which would fail with an error, takes 2.4 times as
+    long.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -195,9 +200,13 @@ class _FileSplit(_Split):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def _fetch(self, index: Array) -> tuple[Array, Array]:
+    def check_files(self) -> None:
+        """Raise InputError if a file has become shorter."""
         for file in self._files:
             file.check()
+
+    def _fetch(self, index: Array) -> tuple[Array, Array]:
+        self.check_files()
         order = np.argsort(index)
         ascending = index[order]
         found = self.features[ascending]
@@ -329,6 +338,18 @@ class FeatureDataModule(_FeatureDataModule):
         splits = self._loaded()
         name = next(name for name in (self.test_split, self.val_split, "train") if name in splits)
         return self._evaluation_loader(splits[name])
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Give a file that has become shorter as the cause: a loader process that was reading it has died of that."""
+        while exception.__cause__ is not None:
+            exception = exception.__cause__
+        if isinstance(exception, InputError):
+            return
+        try:
+            for split in (self._splits or {}).values():
+                split.check_files()
+        except InputError as cut:
+            exception.__cause__ = cut
 
     def _train_split(self) -> _Split:
         return self._loaded()["train"]
