@@ -112,11 +112,20 @@ def run(cell: str, method: str, seed: int, epochs: int, data_dir: str | None) ->
     return [row]
 
 
-def optimum(cell: str, data_dir: str | None) -> float:
-    """Least possible objective by Newton's method with halving, from a large temperature down to the cell's."""
-    batches = [batch[:2] for batch in data_module(cell, data_dir).predict_dataloader()]
+def training_rows(data: TabularRegressionDataModule) -> tuple[np.ndarray, np.ndarray]:
+    """Features with a column of ones, shape ``(n, D + 1)``, and target, shape ``(n,)``, of all training rows."""
+    batches = [batch[:2] for batch in data.predict_dataloader()]
     features, target = (np.concatenate([batch[i].double().numpy() for batch in batches]) for i in range(2))
-    rows = np.hstack([features, np.ones((len(target), 1))])
+    return np.hstack([features, np.ones((len(target), 1))]), target
+
+
+def optimum(cell: str, data_dir: str | None) -> float:
+    """Least possible objective of a cell."""
+    return least_objective(*training_rows(data_module(cell, data_dir)), temperature(cell))
+
+
+def least_objective(rows: np.ndarray, target: np.ndarray, last_tau: float) -> float:
+    """Least possible objective by Newton's method with halving, from a large temperature down to ``last_tau``."""
 
     def objective(weights: np.ndarray, tau: float) -> tuple[float, np.ndarray, np.ndarray]:
         residual = rows @ weights - target
@@ -126,7 +135,7 @@ def optimum(cell: str, data_dir: str | None) -> float:
 
     weights = np.linalg.lstsq(rows, target, rcond=None)[0]
     value = math.inf
-    for tau in temperature(cell) * 1.5 ** np.arange(20, -1, -1):
+    for tau in last_tau * 1.5 ** np.arange(20, -1, -1):
         value, residual, probability = objective(weights, tau)
         for _ in range(200):
             first = rows * (2 * residual)[:, None]

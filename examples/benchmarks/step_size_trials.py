@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import pauc_known_optimum
 from compare_xc import SETTINGS as XC_SETTINGS
 from compare_xc import fixed_rows
-from reproduce_dro_table import CELLS, CONFIGS, data_module, optimum, temperature
+from reproduce_dro_table import CELLS, CONFIGS, data_module, optimum, temperature, training_rows
 
 from scent_lightning.duals import auto_step_size
 
@@ -180,52 +180,78 @@ def log_mean_exp(scores: Tensor) -> Tensor:
     return torch.logsumexp(scores, dim=-1) - math.log(scores.shape[-1])
 
 
-def regression(cell: str, rules: list[Rule], data_dir: str | None, device: str, epochs: int | None) -> list[float]:
-    """Gap of every run in percent: least squares, one anchor."""
-    config = yaml.safe_load((CONFIGS / f"dro_{cell}.yaml").read_text())
-    model, trainer = config["model"]["init_args"], config["trainer"]
-    tau, clip = temperature(cell), trainer["gradient_clip_val"]
-    batch_size, epochs = config["data"]["init_args"]["batch_size"], epochs or trainer["max_epochs"]
-    batches = [batch[:2] for batch in data_module(cell, data_dir).predict_dataloader()]
-    features, target = (torch.cat([batch[i].double() for batch in batches]).to(device) for i in range(2))
-    rows = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
+@dataclass(frozen=True)
+class Setting:
+    """How a problem is trained, but for log α.
+
+    Attributes:
+        lr: learning rate at the start; it falls to 0 by half a cosine.
+        batch_size: rows of a batch.
+        epochs: of a run.
+    """
+
+    lr: float
+    batch_size: int
+    epochs: int
+
+
+def regression(
+    rows: Tensor, target: Tensor, tau: float, clip: float | None, setting: Setting, rules: list[Rule], device: str
+) -> list[float]:
+    """Objective of every run at the end: robust least squares from the ordinary one, momentum 0.9, one anchor.
+
+    Args:
+        rows: features with a column of ones, shape ``(n, D + 1)``.
+        target: shape ``(n,)``.
+        tau: temperature.
+        clip: largest norm of a gradient; None for any.
+        setting: how it is trained.
+        rules: one for each run.
+        device: where the numbers are.
+    """
+    rows, target = rows.to(device), target.to(device)
     weights = torch.linalg.lstsq(rows, target.unsqueeze(1)).solution.T.repeat(len(rules), 1)
     momentum = torch.zeros_like(weights)
-    lr = torch.tensor([[float(model["lr"]) * rule.lr] for rule in rules], dtype=torch.float64, device=device)
-    per_epoch = -(-len(target) // batch_size)
-    steps = epochs * per_epoch
-    sizes = StepSizes(rules, steps, 1 / epochs, device)
+    lr = torch.tensor([[setting.lr * rule.lr] for rule in rules], dtype=torch.float64, device=device)
+    steps = setting.epochs * -(-len(target) // setting.batch_size)
+    sizes = StepSizes(rules, steps, 1 / setting.epochs, device)
     nu = torch.full((len(rules), 1), math.nan, dtype=torch.float64, device=device)
     generators, step = seeded(rules), 0
-    for _ in range(epochs):
+    for _ in range(setting.epochs):
         order = orders(len(target), rules, generators, device)
-        for chosen in torch.split(order, batch_size, dim=1):
+        for chosen in torch.split(order, setting.batch_size, dim=1):
             inputs = rows[chosen]
             residual = torch.bmm(inputs, weights.unsqueeze(2)).squeeze(2) - target[chosen]
             scores = residual.square() / tau
             nu = sizes.step(nu, log_mean_exp(scores).unsqueeze(1), step / steps)
             factor = (scores - nu).clamp(max=600).exp() * residual * (2 / chosen.shape[1])
             gradient = torch.bmm(factor.unsqueeze(1), inputs).squeeze(1)
-            gradient *= (clip / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
+            if clip is not None:
+                gradient *= (clip / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
             momentum = 0.9 * momentum + gradient
             weights = weights - lr * float(remaining(step / steps)) * (gradient + 0.9 * momentum)
             step += 1
-    final = tau * log_mean_exp((weights @ rows.T - target).square() / tau)
-    best = optimum(cell, data_dir)
-    return [100 * (value / best - 1) for value in final.tolist()]
+    return (tau * log_mean_exp((weights @ rows.T - target).square() / tau)).tolist()
 
 
-def partial_auc(problem: str, rules: list[Rule], folder: Path, device: str, epochs: int | None) -> list[float]:
-    """Gap of every run in percent of the gap at the start: a linear head, squared hinge."""
-    count, tau = PAUC[problem]
-    pairs = pauc_known_optimum.read_features(folder)
-    best = pauc_known_optimum.solve(*pairs, tau)[0]
-    positives, negatives = (torch.from_numpy(rows).to(device) for rows in pairs)
-    batch, margin = pauc_known_optimum.POSITIVES_PER_BATCH, pauc_known_optimum.MARGIN
-    epochs, per_epoch = epochs or 60, (len(positives) + len(negatives)) // (2 * batch)
-    steps = epochs * per_epoch
-    lr = pauc_known_optimum.SETTINGS[count, tau]["SCENT"][0]
-    rate = torch.tensor([[lr * rule.lr] for rule in rules], dtype=torch.float64, device=device)
+def partial_auc(
+    positives: Tensor, negatives: Tensor, tau: float, count: int, setting: Setting, rules: list[Rule], device: str
+) -> Tensor:
+    """Weights of every run at the end, shape ``(R, D)``: a linear head from 0, squared hinge, momentum 0.9.
+
+    Args:
+        positives: the anchors' features, shape ``(n, D)``.
+        negatives: shape ``(m, D)``.
+        tau: temperature.
+        count: negatives of a batch.
+        setting: how it is trained; the batch size is of the positives.
+        rules: one for each run.
+        device: where the numbers are.
+    """
+    positives, negatives = positives.to(device), negatives.to(device)
+    batch, margin = setting.batch_size, pauc_known_optimum.MARGIN
+    steps = setting.epochs * ((len(positives) + len(negatives)) // (2 * batch))
+    rate = torch.tensor([[setting.lr * rule.lr] for rule in rules], dtype=torch.float64, device=device)
     sizes = StepSizes(rules, steps * batch / len(positives), 0.0, device)
     weights = torch.zeros(len(rules), positives.shape[1], dtype=torch.float64, device=device)
     momentum = torch.zeros_like(weights)
@@ -248,28 +274,32 @@ def partial_auc(problem: str, rules: list[Rule], folder: Path, device: str, epoc
         gradient = torch.bmm(factor.sum(dim=1).unsqueeze(1), low) - torch.bmm(factor.sum(dim=2).unsqueeze(1), high)
         momentum = 0.9 * momentum + gradient.squeeze(1)
         weights = weights - rate * float(remaining(step / steps)) * momentum
-    start = margin**2
-    final = [pauc_known_optimum.objective(weight, *pairs, tau) for weight in weights.cpu().numpy()]
-    return [100 * (value - best) / (start - best) for value in final]
+    return weights
 
 
-def glyphs(rules: list[Rule], folder: Path, device: str, epochs: int | None) -> list[float]:
-    """Exact cross-entropy of every run: a linear classifier, in-batch negatives."""
-    features = torch.from_numpy(np.load(folder / "train" / "features.npy")).float().to(device)
-    labels = torch.from_numpy(np.load(folder / "train" / "labels.npy").astype(np.int64)).to(device)
-    (size, width), classes, runs, batch_size = features.shape, int(labels.max()) + 1, len(rules), 128
-    epochs = epochs or 20
-    steps = epochs * -(-size // batch_size)
+def classification(features: Tensor, labels: Tensor, setting: Setting, rules: list[Rule], device: str) -> Tensor:
+    """Weights of every run at the end, shape ``(R, K, D)``: a linear classifier from 0, in-batch negatives.
+
+    Args:
+        features: shape ``(n, D)``, float32.
+        labels: shape ``(n,)``, int64.
+        setting: how it is trained.
+        rules: one for each run.
+        device: where the numbers are.
+    """
+    features, labels = features.to(device), labels.to(device)
+    (size, width), classes, runs = features.shape, int(labels.max()) + 1, len(rules)
+    steps = setting.epochs * -(-size // setting.batch_size)
     weights = torch.zeros(runs * classes, width, device=device)
     nu = torch.full((runs * size,), math.nan, device=device)
-    sizes = StepSizes(rules, epochs, 0.0, device)
-    lr = torch.tensor([XC_SETTINGS["SCENT"][0] * rule.lr for rule in rules], device=device)
+    sizes = StepSizes(rules, setting.epochs, 0.0, device)
+    lr = torch.tensor([setting.lr * rule.lr for rule in rules], device=device)
     run = torch.arange(runs, device=device).unsqueeze(1)
-    before = torch.ones(batch_size, batch_size, dtype=torch.bool, device=device).tril(-1)
+    before = torch.ones(setting.batch_size, setting.batch_size, dtype=torch.bool, device=device).tril(-1)
     generators, step = seeded(rules), 0
-    for _ in range(epochs):
+    for _ in range(setting.epochs):
         order = orders(size, rules, generators, device)
-        for index in torch.split(order, batch_size, dim=1):
+        for index in torch.split(order, setting.batch_size, dim=1):
             inputs, own = features[index], labels[index]
             equal = own.unsqueeze(2) == own.unsqueeze(1)
             first = ~(equal & before[: index.shape[1], : index.shape[1]]).any(dim=2)
@@ -291,19 +321,45 @@ def glyphs(rules: list[Rule], folder: Path, device: str, epochs: int | None) -> 
             moves = torch.bmm(gradient.transpose(1, 2), inputs) * rate.view(-1, 1, 1)
             weights.index_add_(0, places, moves.view(-1, width))
             step += 1
-    inputs, own = (tensor.to(device) for tensor in fixed_rows(str(folder), "train"))
-    return [
-        torch.nn.functional.cross_entropy(inputs @ each.T, own).item() for each in weights.view(runs, classes, width)
-    ]
+    return weights.view(runs, classes, width)
+
+
+def cross_entropies(weights: Tensor, features: Tensor, labels: Tensor) -> list[float]:
+    """Exact cross-entropy of every run."""
+    features, labels = features.to(weights.device), labels.to(weights.device)
+    return [torch.nn.functional.cross_entropy(features @ each.T, labels).item() for each in weights]
 
 
 def trial(problem: str, rules: list[Rule], arguments: argparse.Namespace) -> list[float]:
-    """What each run ends with."""
+    """What each run ends with: the gap in percent, to the optimum or of the gap at the start, or the cross-entropy."""
+    device, epochs = arguments.device, arguments.epochs
     if problem in PAUC:
-        return partial_auc(problem, rules, arguments.pauc_features, arguments.device, arguments.epochs)
+        count, tau = PAUC[problem]
+        pairs = pauc_known_optimum.read_features(arguments.pauc_features)
+        lr = pauc_known_optimum.SETTINGS[count, tau]["SCENT"][0]
+        setting = Setting(lr, pauc_known_optimum.POSITIVES_PER_BATCH, epochs or 60)
+        positives, negatives = (torch.from_numpy(rows) for rows in pairs)
+        weights = partial_auc(positives, negatives, tau, count, setting, rules, device)
+        start, best = pauc_known_optimum.MARGIN**2, pauc_known_optimum.solve(*pairs, tau)[0]
+        final = [pauc_known_optimum.objective(weight, *pairs, tau) for weight in weights.cpu().numpy()]
+        return [100 * (value - best) / (start - best) for value in final]
     if problem == GLYPHS:
-        return glyphs(rules, arguments.glyphs, arguments.device, arguments.epochs)
-    return regression(problem, rules, arguments.data_dir, arguments.device, arguments.epochs)
+        folder = arguments.glyphs / "train"
+        features = torch.from_numpy(np.load(folder / "features.npy")).float()
+        labels = torch.from_numpy(np.load(folder / "labels.npy").astype(np.int64))
+        setting = Setting(XC_SETTINGS["SCENT"][0], 128, epochs or 20)
+        weights = classification(features, labels, setting, rules, device)
+        return cross_entropies(weights, *fixed_rows(str(arguments.glyphs), "train"))
+    config = yaml.safe_load((CONFIGS / f"dro_{problem}.yaml").read_text())
+    setting = Setting(
+        float(config["model"]["init_args"]["lr"]),
+        config["data"]["init_args"]["batch_size"],
+        epochs or config["trainer"]["max_epochs"],
+    )
+    rows, target = (torch.from_numpy(part) for part in training_rows(data_module(problem, arguments.data_dir)))
+    clip, best = config["trainer"]["gradient_clip_val"], optimum(problem, arguments.data_dir)
+    final = regression(rows, target, temperature(problem), clip, setting, rules, device)
+    return [100 * (value / best - 1) for value in final]
 
 
 def by_hand(problem: str) -> Rule:

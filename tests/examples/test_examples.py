@@ -197,6 +197,23 @@ def test_trials_of_step_sizes_and_their_figure(tmp_path, data_dir):
     assert json.loads(again.strip().splitlines()[-1]) == summary
 
 
+@pytest.mark.slow
+def test_auto_on_new_problems_goes_on_where_it_stopped(tmp_path):
+    """One problem of each kind; a second seed is run beside the first, which is not run again."""
+    problems = ["diabetes, τ 0.2", "digit 8, 4 negatives", "digits"]
+    arguments = ["--problems", *problems, "--epochs", 3, "--workers", 2, "--out", tmp_path, "--seeds"]
+    first = json.loads(script(tmp_path, "auto_on_new_problems.py", *arguments, 0).strip().splitlines()[-1])
+    count = len((tmp_path / "runs.csv").read_text().splitlines()) - 1
+    again = json.loads(script(tmp_path, "auto_on_new_problems.py", *arguments, 0, 1).strip().splitlines()[-1])
+    assert len((tmp_path / "runs.csv").read_text().splitlines()) - 1 == 2 * count
+    for found in (first, again):
+        assert set(found) == set(problems)
+        for values in found.values():  # after three epochs, of steps to be compared only where the bias is large
+            assert 0 < values["by hand"] <= values["BSGD"]
+            assert 0 < values["auto"] < 3 * values["BSGD"]
+        assert found["digits"]["by hand"] < found["digits"]["auto"] < 0.8 * found["digits"]["BSGD"]
+
+
 @pytest.mark.parametrize("anchors", [1, 2000])
 def test_trials_step_as_the_package_does(anchors, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES / "benchmarks"))
