@@ -38,15 +38,16 @@ from sklearn.datasets import load_breast_cancer, load_digits, make_friedman1
 from sklearn.preprocessing import StandardScaler
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
-from step_size_trials import Rule, Setting, classification, cross_entropies, partial_auc, regression
+from step_size_trials import Rule, Setting, classification, cross_entropies, partial_auc, partial_auc_gaps, regression
 
 from scent_lightning.data import SyntheticFeatureDataModule, TabularRegressionDataModule
 
 Pair = tuple[np.ndarray, np.ndarray]
 
 
-def _with_ones(features: np.ndarray) -> np.ndarray:
-    return np.hstack([StandardScaler().fit_transform(features), np.ones((len(features), 1))])
+def _standardised(features: np.ndarray, target: np.ndarray) -> Pair:
+    rows = np.hstack([StandardScaler().fit_transform(features), np.ones((len(features), 1))])
+    return rows, (target - target.mean()) / target.std()
 
 
 def diabetes() -> Pair:
@@ -59,13 +60,13 @@ def heavy_tailed() -> Pair:
     generator = np.random.default_rng(0)
     features = generator.standard_normal((5000, 10))
     target = features @ generator.standard_normal(10) / 3 + 0.5 * generator.standard_t(5, 5000)
-    return _with_ones(features), (target - target.mean()) / target.std()
+    return _standardised(features, target)
 
 
 def friedman() -> Pair:
     """2,000 rows of Friedman's first problem, which is not linear."""
     features, target = make_friedman1(2000, noise=1.0, random_state=0)
-    return _with_ones(features), (target - target.mean()) / target.std()
+    return _standardised(features, target)
 
 
 def breast_cancer() -> Pair:
@@ -92,8 +93,8 @@ def digits() -> Pair:
 def thousand_classes() -> Pair:
     """10,000 rows of 1,000 classes that overlap."""
     data = SyntheticFeatureDataModule(num_classes=1000, num_features=32, rows=10_000, noise=1.0, batch_size=10_000)
-    order = next(iter(data.train_dataloader()))
-    return order[0].numpy(), order[1].numpy()
+    features, labels, _ = next(iter(data.train_dataloader()))
+    return features.numpy(), labels.numpy()
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,6 @@ PROBLEMS = {
     "1,000 classes": Problem("classification", thousand_classes, 64, 20, (30.0, 100.0, 300.0)),
 }
 METHODS = ("BSGD", "by hand", "auto")
-DIVERGED = math.inf
 
 
 def rules(kind: str, reference: float) -> list[tuple[dict[str, Any], Rule]]:
@@ -152,41 +152,37 @@ def rules(kind: str, reference: float) -> list[tuple[dict[str, Any], Rule]]:
     return found
 
 
-def run(name: str, lr: float, seeds: list[int], epochs: int | None) -> list[dict[str, Any]]:
+def run(name: str, lr: float, seeds: list[int], epochs: int) -> list[dict[str, Any]]:
     """All that is tried at a learning rate, at once."""
     silent_process(0)
     problem = PROBLEMS[name]
     first, second = problem.data()
     pair = torch.from_numpy(first), torch.from_numpy(second)
-    setting, tau = Setting(lr, problem.batch_size, epochs or problem.epochs), problem.tau
-    best, start = 0.0, 0.0
+    setting, tau, best = Setting(lr, problem.batch_size, epochs), problem.tau, 0.0
     if problem.kind == "regression":
-        best = start = least_objective(first, second, tau)
+        best = least_objective(first, second, tau)
     elif problem.kind == "partial AUC":
         with contextlib.redirect_stdout(None):
             best = pauc_known_optimum.solve(first, second, tau)[0]
-        start = pauc_known_optimum.MARGIN**2 - best
     tried = [
-        ({"problem": name, "lr": lr, "epochs": setting.epochs, **row, "seed": seed}, replace(rule, seed=seed))
+        ({"problem": name, "lr": lr, "epochs": epochs, **row, "seed": seed}, replace(rule, seed=seed))
         for row, rule in rules(problem.kind, best / tau)
         for seed in seeds
     ]
     each = [rule for _, rule in tried]
-    if problem.kind == "classification":
+    if problem.kind == "regression":
+        final = regression(*pair, tau, None, setting, each, "cpu")
+        values = [100 * (value - best) / best for value in final]
+    elif problem.kind == "partial AUC":
+        weights = partial_auc(*pair, tau, problem.negatives, setting, each, "cpu")
+        values = partial_auc_gaps(weights, (first, second), tau, best)
+    else:
         inputs, labels = pair[0].float(), pair[1].long()
         values = cross_entropies(classification(inputs, labels, setting, each, "cpu"), inputs, labels)
-    elif problem.kind == "regression":
-        final = regression(*pair, tau, None, setting, each, "cpu")
-        values = [100 * (value - best) / start for value in final]
-    else:
-        weights = partial_auc(*pair, tau, problem.negatives, setting, each, "cpu").numpy()
-        values = [
-            100 * (pauc_known_optimum.objective(weight, first, second, tau) - best) / start
-            if np.isfinite(weight).all()
-            else DIVERGED
-            for weight in weights
-        ]
-    return [{**row, "value": value} for (row, _), value in zip(tried, values, strict=True)]
+    return [
+        {**row, "value": value if math.isfinite(value) else math.inf}
+        for (row, _), value in zip(tried, values, strict=True)
+    ]
 
 
 def best_of(rows: list[dict[str, Any]], method: str) -> tuple[float, float, str]:
@@ -194,8 +190,7 @@ def best_of(rows: list[dict[str, Any]], method: str) -> tuple[float, float, str]
     found: dict[tuple[float, str], list[float]] = {}
     for row in rows:
         if row["method"] == method:
-            value = row["value"] if math.isfinite(row["value"]) else DIVERGED
-            found.setdefault((row["lr"], row["settings"]), []).append(value)
+            found.setdefault((row["lr"], row["settings"]), []).append(row["value"])
     return min((statistics.mean(values), *key) for key, values in found.items())
 
 

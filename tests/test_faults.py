@@ -61,20 +61,21 @@ def sentence(process, code=2) -> str:
     return line.removeprefix("scent-lightning: error: ")
 
 
-def wait_for(path: Path) -> None:
+def wait_until(condition) -> None:
     deadline = time.time() + 120
-    while not path.exists():
+    while not condition():
         assert time.time() < deadline
         time.sleep(0.02)
+
+
+def wait_for(path: Path) -> None:
+    wait_until(path.exists)
 
 
 def loader_process(process) -> int:
     """Number of the process that loads data for ``process``, once there is one."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.time() + 120
-    while not children.read_text():
-        assert time.time() < deadline
-        time.sleep(0.02)
+    wait_until(children.read_text)
     return int(children.read_text().split()[0])
 
 

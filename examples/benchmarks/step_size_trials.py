@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import pauc_known_optimum
 from compare_xc import SETTINGS as XC_SETTINGS
 from compare_xc import fixed_rows
-from reproduce_dro_table import CELLS, CONFIGS, data_module, optimum, temperature, training_rows
+from reproduce_dro_table import CELLS, CONFIGS, data_module, least_objective, temperature, training_rows
 
 from scent_lightning.duals import auto_step_size
 
@@ -277,6 +277,24 @@ def partial_auc(
     return weights
 
 
+def partial_auc_gaps(weights: Tensor, pair: tuple[np.ndarray, np.ndarray], tau: float, best: float) -> list[float]:
+    """Gap of every run in percent of the gap at the start, infinity where it diverged.
+
+    Args:
+        weights: shape ``(R, D)``.
+        pair: positives and negatives.
+        tau: temperature.
+        best: the least possible objective.
+    """
+    start = pauc_known_optimum.MARGIN**2
+    return [
+        100 * (pauc_known_optimum.objective(weight, *pair, tau) - best) / (start - best)
+        if np.isfinite(weight).all()
+        else math.inf
+        for weight in weights.cpu().numpy()
+    ]
+
+
 def classification(features: Tensor, labels: Tensor, setting: Setting, rules: list[Rule], device: str) -> Tensor:
     """Weights of every run at the end, shape ``(R, K, D)``: a linear classifier from 0, in-batch negatives.
 
@@ -340,9 +358,7 @@ def trial(problem: str, rules: list[Rule], arguments: argparse.Namespace) -> lis
         setting = Setting(lr, pauc_known_optimum.POSITIVES_PER_BATCH, epochs or 60)
         positives, negatives = (torch.from_numpy(rows) for rows in pairs)
         weights = partial_auc(positives, negatives, tau, count, setting, rules, device)
-        start, best = pauc_known_optimum.MARGIN**2, pauc_known_optimum.solve(*pairs, tau)[0]
-        final = [pauc_known_optimum.objective(weight, *pairs, tau) for weight in weights.cpu().numpy()]
-        return [100 * (value - best) / (start - best) for value in final]
+        return partial_auc_gaps(weights, pairs, tau, pauc_known_optimum.solve(*pairs, tau)[0])
     if problem == GLYPHS:
         folder = arguments.glyphs / "train"
         features = torch.from_numpy(np.load(folder / "features.npy")).float()
@@ -356,9 +372,10 @@ def trial(problem: str, rules: list[Rule], arguments: argparse.Namespace) -> lis
         config["data"]["init_args"]["batch_size"],
         epochs or config["trainer"]["max_epochs"],
     )
-    rows, target = (torch.from_numpy(part) for part in training_rows(data_module(problem, arguments.data_dir)))
-    clip, best = config["trainer"]["gradient_clip_val"], optimum(problem, arguments.data_dir)
-    final = regression(rows, target, temperature(problem), clip, setting, rules, device)
+    rows, target = training_rows(data_module(problem, arguments.data_dir))
+    tau, clip = temperature(problem), config["trainer"]["gradient_clip_val"]
+    best = least_objective(rows, target, tau)
+    final = regression(torch.from_numpy(rows), torch.from_numpy(target), tau, clip, setting, rules, device)
     return [100 * (value / best - 1) for value in final]
 
 
