@@ -124,7 +124,7 @@ class DualStepSizeFinder(L.Callback):
         before = _Before(trainer, module)
         try:
             for dual in duals.values():
-                dual.use(SCENT("auto", max_log_weight=dual.update.max_log_weight))
+                dual.use(_with(dual.update, log_alpha="auto"))
             before.prepare(steps, pilot)
             trainer.fit_loop.run()
             rules = {name: dual.auto for name, dual in duals.items() if dual.auto is not None}
@@ -195,8 +195,17 @@ def with_step_size(update: DualUpdate, log_alpha: float, max_log_weight: float) 
     assert isinstance(update, SCENT)
     if update.is_auto:
         guard = max_log_weight if update.max_log_weight is None else update.max_log_weight
-        return SCENT(log_alpha, schedule="cosine", max_log_weight=guard)
-    return SCENT(log_alpha, update.schedule, update.final, update.max_log_weight)
+        return _with(update, log_alpha=log_alpha, schedule="cosine", final=None, max_log_weight=guard)
+    return _with(update, log_alpha=log_alpha)
+
+
+def _with(update: DualUpdate, **values: Any) -> SCENT:
+    """A copy, of the same class, with other values."""
+    assert isinstance(update, SCENT)
+    changed = copy.copy(update)
+    for name, value in values.items():
+        setattr(changed, name, value)
+    return changed
 
 
 class _Pilot(L.Callback):

@@ -16,6 +16,8 @@ from scent_lightning.duals.variable import DualStep
 __all__ = ["DualVariableMonitor"]
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
+# TensorBoard's bins end at 1e20, and it stops where no value falls into any.
+LARGEST_IN_HISTOGRAM = 9e19
 # Quantiles and histogram copy and sort what they are of, some ten times the memory of so many anchors of the table.
 MOST_ANCHORS = 1_000_000
 
@@ -88,6 +90,7 @@ class DualVariableMonitor(L.Callback):
                 values = variable.nu[::every][variable.visited[::every]].cpu().numpy()
                 metrics = {f"dual/{name}/{key}": value for key, value in table_statistics(variable, values).items()}
                 self._log(trainer, metrics, trainer.global_step - 1)
+                values = np.clip(values[np.isfinite(values)], -LARGEST_IN_HISTOGRAM, LARGEST_IN_HISTOGRAM)
                 if self.histogram and values.size:
                     for logger in tensorboard_loggers(trainer):
                         logger.experiment.add_histogram(f"dual/{name}/histogram", values, trainer.global_step - 1)

@@ -38,8 +38,9 @@ from scent_lightning.duals.schedules import scheduled_log
 
 __all__ = ["AutoStepSize"]
 
-# Fractions of the run: after how much the reference may fall, and when c has risen and α begins to fall.
-WINDOW, RISEN = 1 / 300, 0.8
+# Fractions of the run: after how much the reference may fall, at the latest after how much, and when c has risen and α
+# begins to fall.
+WINDOW, LARGEST_WINDOW, RISEN = 1 / 300, 0.2, 0.8
 # c at the end of its rise, unless noise, visits or lag limit it: γ is 0.018 there.
 LARGEST_RISE = 4.0
 # The average goes back over this share of the visits so far while they are few, and more where they are many.
@@ -63,13 +64,15 @@ class AutoStepSize(nn.Module):
             them of the log-mean-exp of ℓ over the window, which a short average of ν is well below.
         variance: mean square of ℓ − ν in the last window; None as long as no anchor came twice.
         epoch: an epoch as a fraction of the run, 0 if unknown. With few anchors a window is at least an epoch: rare
-            rows are what matters, and each of them comes once in it.
+            rows are what matters, and each of them comes once in it. In a run of few epochs it is a fifth of the run.
     """
 
     def __init__(self, num_anchors: int) -> None:
         super().__init__()
         self.num_anchors = num_anchors
         self.epoch = 0.0
+        self.log_sums: Tensor | None
+        self.counts: Tensor | None
         self.reset()
 
     def reset(self) -> None:
@@ -84,6 +87,32 @@ class AutoStepSize(nn.Module):
         self.visits_of_each = 1.0  # the same for one of the anchors that are in use
         self._begin(0.0)
 
+    def grow(self, num_anchors: int) -> None:
+        """Go on with a table that has more anchors now.
+
+        Args:
+            num_anchors: new number of rows n, at least the old one.
+        """
+        self.num_anchors = num_anchors
+        self._fit_to_anchors()
+
+    def _fit_to_anchors(self) -> None:
+        """What is kept for each anchor, as long as there are anchors, if they are few."""
+        if self.log_sums is None or self.counts is None:
+            if self.seen and 1 < self.num_anchors <= FEW_ANCHORS:
+                self._begin(self.begun)  # of a table with one anchor, which has sums of its own
+            return
+        more = self.num_anchors - len(self.counts)
+        if self.num_anchors > FEW_ANCHORS:
+            self.log_sums = self.counts = None
+        elif more:
+            self.log_sums = torch.cat([self.log_sums, self.log_sums.new_full((more,), -math.inf)])
+            self.counts = torch.cat([self.counts, self.counts.new_zeros(more)])
+
+    def move(self, difference: float) -> None:
+        """Go on in a run of another length: what was at a progress p is at p + ``difference`` now."""
+        self.begun += difference
+
     def _begin(self, progress: float) -> None:
         self.begun = progress
         self.seen = 0  # rows seen in this window
@@ -91,8 +120,7 @@ class AutoStepSize(nn.Module):
         self.totals: Tensor | None = None
         # One anchor: log Σ e^ℓ, Σ ℓ, and the first two totals. Few: log Σ e^ℓ of each, and how often each was seen.
         self.log_sum, self.sum, self.squares, self.known = -math.inf, 0.0, 0.0, 0
-        self.log_sums: Tensor | None = None
-        self.counts: Tensor | None = None
+        self.log_sums = self.counts = None
 
     def log_alpha(self, progress: float) -> float:
         """Log α of the step at ``progress``, ∞ in the first window.
@@ -125,8 +153,9 @@ class AutoStepSize(nn.Module):
         return min(max(self._c_of_visits(), LEAST_GUARD), LARGEST_GUARD)
 
     def suggestion(self) -> float | None:
-        """A fixed log α for a run like this one: c is half of what it rises to; None in the first window."""
-        return None if self.reference is None else -self.reference - self._c(RISEN / 2)
+        """A fixed log α for a run like this one: c is half of what it rises to; None where too little was seen."""
+        too_short = self.num_anchors <= FEW_ANCHORS and self.epoch >= 1.0
+        return None if self.reference is None or too_short else -self.reference - self._c(RISEN / 2)
 
     def turn(self, progress: float, anchors_in_use: Callable[[], int]) -> None:
         """Close the window if it is over; called before a step.
@@ -135,7 +164,8 @@ class AutoStepSize(nn.Module):
             progress: fraction of the run that is done, in [0, 1].
             anchors_in_use: says how many anchors were visited so far.
         """
-        window = max(WINDOW, self.epoch if self.num_anchors <= FEW_ANCHORS else 0.0)
+        window = max(WINDOW, min(self.epoch, LARGEST_WINDOW) if self.num_anchors <= FEW_ANCHORS else 0.0)
+        self.begun = min(self.begun, progress)  # the run before is over
         # Sums of fractions: the epoch's last step is not to fall into the next window by a rounding.
         if progress - self.begun < window * (1 - 1e-9) or self.seen == 0:
             return
@@ -236,6 +266,7 @@ class AutoStepSize(nn.Module):
         """Take the state that :meth:`get_extra_state` gave."""
         for name, value in state.items():
             setattr(self, name, value.clone() if isinstance(value, Tensor) else value)
+        self._fit_to_anchors()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         # A checkpoint of a run with another step size has no such state, and the rule begins anew; so does one of the

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
 import lightning as L
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from scent_lightning.duals.updates import DualUpdate
 from scent_lightning.duals.variable import DualVariable, IfChanged, Placement
 from scent_lightning.errors import InputError
 from scent_lightning.functional import Exponentials
+from scent_lightning.progress import ProgressLR, check_progress, run_progress
 from scent_lightning.random_state import random_state, restore_random_state
 
 __all__ = ["DualVariableMixin"]
@@ -67,6 +69,8 @@ class DualVariableMixin(L.LightningModule):
         self.duals = nn.ModuleDict()
         self.if_changed_data: IfChanged = "error"
         self._random_states: dict[str, Tensor] | None = None
+        self._progress_saved: float | None = None
+        self._progress_told: float | None = None
         # DDP would overwrite the tables of all ranks with rank 0's at every forward; the mixin exchanges rows instead.
         self._ddp_params_and_buffers_to_ignore: list[str] = []
 
@@ -111,7 +115,9 @@ class DualVariableMixin(L.LightningModule):
         self._ddp_params_and_buffers_to_ignore += [f"duals.{name}.nu", f"duals.{name}.visited"]
         return variable
 
-    def entropic_risk(self, name: str, scores: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
+    def entropic_risk(
+        self, name: str, scores: Tensor, index: Tensor, mask: Tensor | None = None, *, progress: float | None = None
+    ) -> Tensor:
         r"""Mean dual objective of a batch; in training the dual variables at ``index`` are updated first.
 
         The gradient is :math:`\frac{1}{B} \sum_i \frac{1}{m_i} \sum_j e^{S_{ij} - \nu_i} \nabla S_{ij}` with the new ν
@@ -125,6 +131,8 @@ class DualVariableMixin(L.LightningModule):
             index: dataset indices of the anchors, shape ``(B,)``, any integer dtype and device. An index that occurs
                 twice, here or on another rank, moves once, by all its samples.
             mask: bool, shape ``(B, m)``, True where a sample counts; None means all do.
+            progress: fraction of the run that is done, in [0, 1], for step sizes that depend on it; None is what
+                the Trainer says, or :meth:`set_dual_progress`.
 
         Returns:
             A scalar in float32 (float64 for float64 scores). In a distributed run it is this process's share, of which
@@ -139,7 +147,8 @@ class DualVariableMixin(L.LightningModule):
         """
         variable = self._dual(name)
         if self.updates_duals():
-            return variable.entropic_risk(scores, index, mask, self.dual_progress())
+            progress = self._progress() if progress is None else check_progress(progress)
+            return variable.entropic_risk(scores, index, mask, progress)
         return variable.evaluate(scores, index, mask)
 
     def entropic_risk_from(self, name: str, samples: Exponentials, index: Tensor) -> Tensor:
@@ -159,7 +168,7 @@ class DualVariableMixin(L.LightningModule):
         """
         if not self.updates_duals():
             raise InputError("entropic_risk_from moves the dual variables, in training only; elsewhere: entropic_risk")
-        return self._dual(name).entropic_risk_from(samples, index, self.dual_progress())
+        return self._dual(name).entropic_risk_from(samples, index, self._progress())
 
     def _dual(self, name: str) -> DualVariable:
         variable = self.duals._modules.get(name)
@@ -174,35 +183,45 @@ class DualVariableMixin(L.LightningModule):
         return stage is RunningStage.TRAINING or (stage is None and self.training)
 
     def dual_progress(self) -> float:
-        """Fraction of the run that is done, in [0, 1], for scheduled step sizes; 0 without a Trainer.
+        """Fraction of the run that is done, in [0, 1], for step sizes that depend on it.
 
-        Counted in training batches against ``max_epochs``, or in optimiser steps against ``max_steps``, whichever
-        comes first.
+        Counted in epochs against ``max_epochs``, in optimiser steps against ``max_steps`` and in seconds against
+        ``max_time``, whichever comes first. Without a Trainer it is what :meth:`set_dual_progress` was told, or 0.
 
         Raises:
             InputError: the run has no end and a step size follows a schedule.
         """
+        return self._progress() or 0.0
+
+    def set_dual_progress(self, progress: float) -> None:
+        """Tell how much of the run is done where there is no Trainer: in a plain loop, or under Fabric.
+
+        Args:
+            progress: fraction of the run that is done, in [0, 1]; from now on, until told anew.
+
+        Raises:
+            ValueError: no number in [0, 1].
+        """
+        self._progress_told = check_progress(progress)
+
+    def _progress(self) -> float | None:
+        """:meth:`dual_progress`, None where nobody said."""
         trainer = self._trainer
         if trainer is None or trainer.state.stage is not RunningStage.TRAINING:
-            return 0.0
-        loop = trainer.fit_loop
-        max_steps = loop.epoch_loop.max_steps
-        batches = (loop.max_epochs or -1) * loop.max_batches
-        progress = loop.epoch_loop.global_step / max_steps if max_steps > 0 else -1.0
-        if 0 < batches < float("inf"):
-            progress = max(progress, loop.epoch_loop.total_batch_idx / batches)
-        if progress < 0:
+            return self._progress_told
+        progress = run_progress(trainer)
+        if progress is None:
             self._check_constant()
             return 0.0
-        return min(progress, 1.0)
+        return progress
 
     def _check_constant(self) -> None:
         for name, variable in self.duals.items():
             update = cast(DualVariable, variable).update
-            if update.is_auto or update.step_sizes(0.0) != update.step_sizes(1.0):
+            if update.needs_progress:
                 raise InputError(
                     f"the schedule of dual variable {name!r} ({update!r}) needs to know how long the run is: set "
-                    "trainer.max_steps, or max_epochs with a training set of known length"
+                    "trainer.max_steps, max_time, or max_epochs with a training set of known length"
                 )
 
     def grow_duals(self, num_anchors: int) -> None:
@@ -216,12 +235,14 @@ class DualVariableMixin(L.LightningModule):
             cast(DualVariable, variable).reset()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the format of the state, and the random states of all processes."""
+        """Add the format of the state, the random states of all processes, and the progress of the run."""
         super().on_save_checkpoint(checkpoint)
         states = {name: values.unsqueeze(0) for name, values in random_state().items()}
         if exchange.distributed():
             states = exchange.stack_states(states)
         checkpoint[_KEY] = {"format": FORMAT, "random_states": states}
+        if self._trainer is not None and (progress := run_progress(self._trainer)) is not None:
+            checkpoint[_KEY]["progress"] = progress
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take what :meth:`on_save_checkpoint` added; older formats are known.
@@ -240,6 +261,7 @@ class DualVariableMixin(L.LightningModule):
                 f"the checkpoint has format {added['format']} of a newer scent_lightning; this one knows 0 to {FORMAT}"
             )
         self._random_states = added.get("random_states")
+        self._progress_saved = added.get("progress")
         for variable in self.duals.values():
             cast(DualVariable, variable).if_changed = self.if_changed_data
 
@@ -253,13 +275,46 @@ class DualVariableMixin(L.LightningModule):
             loop._load_combined_loader_states()
             iter(loop._data_fetcher)
         batches, epochs = loop.max_batches, loop.max_epochs or -1
-        for variable in self.duals.values():
-            if (auto := cast(DualVariable, variable).auto) is not None and 0 < batches < float("inf"):
-                steps = loop.epoch_loop.max_steps
-                auto.epoch = max(1 / epochs if epochs > 0 else 0.0, batches / steps if steps > 0 else 0.0)
+        if 0 < batches < float("inf"):
+            steps = loop.epoch_loop.max_steps
+            self._set_epoch(max(1 / epochs if epochs > 0 else 0.0, batches / steps if steps > 0 else 0.0))
+        self._continue_at_place(loop)
         states, self._random_states = self._random_states, None
         if states is not None and self.global_rank < len(states["torch"]):
             restore_random_state({name: values[self.global_rank] for name, values in states.items()})
+
+    def _set_epoch(self, fraction: float) -> None:
+        for variable in self.duals.values():
+            if (auto := cast(DualVariable, variable).auto) is not None:
+                auto.epoch = fraction
+
+    def _continue_at_place(self, loop: Any) -> None:
+        """Put what has a position in the run where it is in the run as it is now, which may have another length."""
+        position = next((place for loader in _loaders(loop) if (place := _position(loader)) is not None), None)
+        if position is not None and loop.epoch_progress.current.started > loop.epoch_progress.current.processed:
+            # Batches of another size were counted before.
+            current = loop.epoch_loop.batch_progress.current
+            more = position - current.processed
+            for name in ("ready", "started", "processed", "completed"):
+                setattr(current, name, getattr(current, name) + more)
+        saved, self._progress_saved = self._progress_saved, None
+        now = run_progress(self.trainer)
+        if saved is None or now is None or now == saved:
+            return
+        for variable in self.duals.values():
+            if (auto := cast(DualVariable, variable).auto) is not None:
+                auto.move(now - saved)
+        for config in self.trainer.lr_scheduler_configs:
+            if isinstance(config.scheduler, ProgressLR):
+                config.scheduler.refresh()
+
+    def on_train_epoch_end(self) -> None:
+        """Learn how long an epoch is in a run that ends by the clock."""
+        super().on_train_epoch_end()
+        trainer: Any = self.trainer
+        epochs = trainer.fit_loop.epoch_progress.current.processed
+        if epochs > 0 and any(isinstance(callback, Timer) for callback in trainer.callbacks):
+            self._set_epoch((run_progress(trainer) or 0.0) / epochs)
 
     def on_fit_start(self) -> None:
         """Stop before training on a table that belongs to another training set."""
@@ -320,6 +375,17 @@ class DualVariableMixin(L.LightningModule):
             hparams = {key: value for key, value in hparams.items() if key in parameters or key.startswith("_")}
         self._hparams = self._to_hparams_dict(_plain(hparams))
         self._hparams_initial = copy.deepcopy(self._hparams)
+
+
+def _loaders(loop: Any) -> list[Any]:
+    combined = loop._combined_loader
+    return [] if combined is None else list(combined.flattened)
+
+
+def _position(loader: Any) -> int | None:
+    """How many of its batches a loader of this package leaves out; None for another one."""
+    position = getattr(getattr(loader, "sampler", None), "position", None)
+    return position[1] if isinstance(position, tuple) else None
 
 
 def _plain(value: Any) -> Any:

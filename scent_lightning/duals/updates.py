@@ -29,6 +29,11 @@ def _number(name: str, value: float, allowed: str, ok: bool) -> float:
     return float(value)
 
 
+def _definer(kind: type, name: str) -> type:
+    """The class that ``kind`` has an attribute from."""
+    return next(each for each in kind.__mro__ if name in vars(each))
+
+
 def _softplus(x: float) -> float:
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
@@ -107,8 +112,22 @@ class DualUpdate:
         """:meth:`step_from_log_mean` for a single anchor in plain numbers, or None where there is no such form.
 
         An optional shortcut: with one anchor (a whole training set, say) the numbers are few and calls are what costs.
+        A class that overrides what it is a shortcut for has to bring its own (:attr:`has_step_of_one`).
         """
         return None
+
+    @property
+    def has_step_of_one(self) -> bool:
+        """Whether :meth:`step_of_one` stands for this very update, and not for one that it was derived from."""
+        kind, own = type(self), vars(self)
+        shortcut = _definer(kind, "step_of_one")
+        stands_for = ("step", "step_from_log_mean", "guard", "step_of_one")
+        return not any(name in own or not issubclass(shortcut, _definer(kind, name)) for name in stands_for)
+
+    @property
+    def needs_progress(self) -> bool:
+        """Whether a step size changes as the run goes on."""
+        return self.is_auto or self.step_sizes(0.0) != self.step_sizes(1.0)
 
     def guard(self, nu: Tensor, log_mean: Tensor) -> Tensor:
         r"""Raise ν to at least :math:`\ell` − ``max_log_weight``; ν itself where ``max_log_weight`` is None."""
@@ -128,7 +147,7 @@ class DualUpdate:
 
     @property
     def is_auto(self) -> bool:
-        """Whether the table has to find the step size."""
+        """Whether the table has to find the step size: it sets ``log_alpha`` of a copy to a number at each step."""
         return False
 
     def step_sizes(self, progress: float = 0.0) -> dict[str, float]:
@@ -226,7 +245,7 @@ class SCENT(_ScheduledUpdate):
 
     Args:
         log_alpha: natural logarithm of the step size α; from −60 to 60 in real use, any size is exact. "auto": the
-            table finds it, by the progress of the run (without a Trainer, or a progress of one's own, that is BSGD).
+            table finds it, by the progress of the run. Without a Trainer you have to tell it the progress.
         schedule: "constant" (published) or "cosine", which takes α from exp(log_alpha) to exp(final). Not for "auto".
         final: logarithm of α at the end of a cosine schedule; None means that α goes to 0.
         max_log_weight: the guard (see :class:`DualUpdate`); 1 to 5 where training is unstable, None as published. With

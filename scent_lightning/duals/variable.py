@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from scent_lightning import functional
 from scent_lightning.duals import exchange
 from scent_lightning.duals.auto_step_size import AutoStepSize
-from scent_lightning.duals.updates import SCENT, DualUpdate
+from scent_lightning.duals.updates import DualUpdate
 from scent_lightning.errors import DualDivergenceError, InputError
 from scent_lightning.functional import Exponentials, wide
 
@@ -109,6 +111,7 @@ class DualVariable(nn.Module):
         self.if_changed: IfChanged = "error"
         # Set when a state of another size was loaded: reading still works, training does not.
         self.loaded_anchors: int | None = None
+        self._warned: set[str] = set()
         zeros = _zeros_in_main_memory if placement == "cpu" else torch.zeros
         self.register_buffer("nu", zeros(num_anchors, dtype=torch.float32))
         self.register_buffer("visited", zeros(num_anchors, dtype=torch.bool))
@@ -139,17 +142,22 @@ class DualVariable(nn.Module):
             raise InputError(f"update of dual variable {self.name!r} must be a DualUpdate, got {type(update).__name__}")
         self.update = update
         self.auto = AutoStepSize(self.num_anchors) if update.is_auto else None
-        self._found = SCENT(0.0) if update.is_auto else None
+        # The same class, which may say more than SCENT does, with a number in place of "auto".
+        found: Any = copy.copy(update) if update.is_auto else None
+        if found is not None:
+            found.log_alpha, found.schedule = 0.0, "constant"
+        self._found = found
+        self._steps_of_one = update.has_step_of_one
 
     def update_at(self, progress: float) -> DualUpdate:
-        """The update as it is at ``progress``: ``update`` itself, or SCENT with the step size found so far."""
+        """The update as it is at ``progress``: ``update`` itself, or a copy with the step size found so far."""
         if self.auto is None or self._found is None:
             return self.update
         self.auto.turn(progress, lambda: int(self.visited.sum()))
         self._found.log_alpha = self.auto.log_alpha(progress)
         limit = self.update.max_log_weight
         self._found.max_log_weight = self.auto.max_log_weight if limit is None else limit
-        return self._found
+        return cast(DualUpdate, self._found)
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """ν (float32) and visited flags (bool) at ``index``, on the index's device.
@@ -217,8 +225,8 @@ class DualVariable(nn.Module):
                 f"that it has, got {num_anchors!r}"
             )
         more = num_anchors - self.num_anchors
-        if self.auto is not None and more:
-            self.auto = AutoStepSize(num_anchors)
+        if self.auto is not None:
+            self.auto.grow(num_anchors)
         self.nu, self.visited = (torch.cat([old, old.new_zeros(more)]) for old in (self.nu, self.visited))
         self._last = self._last_of_one = None
 
@@ -269,16 +277,20 @@ class DualVariable(nn.Module):
 
     # ---------------------------------------------------------------- training
 
-    def entropic_risk(self, scores: Tensor, index: Tensor, mask: Tensor | None = None, progress: float = 0.0) -> Tensor:
+    def entropic_risk(
+        self, scores: Tensor, index: Tensor, mask: Tensor | None = None, progress: float | None = None
+    ) -> Tensor:
         """Update ν at ``index`` and return the mean dual objective over the anchors that have a valid sample.
 
-        An anchor that occurs several times counts once, by the mean over all its samples.
+        An anchor that occurs several times counts once, by the mean over all its samples. A score of −∞ is a sample of
+        weight 0; a row of nothing else has no sample.
 
         Args:
             scores: shape ``(B, m)``, any floating dtype; carries the gradient.
             index: dataset indices of the rows, shape ``(B,)``, any integer dtype and device.
             mask: bool, shape ``(B, m)``, True where a sample counts; None means all do.
-            progress: fraction of the run that is done, in [0, 1], for the schedule.
+            progress: fraction of the run that is done, in [0, 1], for the schedule; None is 0, with one warning if
+                the step size depends on it.
 
         Returns:
             A scalar in float32 (float64 for float64 scores); 0, with a zero gradient, if no row has a valid sample. In
@@ -286,9 +298,11 @@ class DualVariable(nn.Module):
 
         Raises:
             TypeError, ValueError, IndexError: an index, scores or mask that does not fit; nothing is written.
-            DualDivergenceError: a non-finite score, ν or objective; nothing is written.
+            DualDivergenceError: a score that is NaN or +∞, or a ν or objective that is not finite; nothing is written.
         """
         self.check_trainable()
+        if progress is None:
+            progress = self._unknown_progress()
         if exchange.distributed():
             rows = exchange.checked(self._check_batch, scores, index, mask)
         else:
@@ -304,7 +318,9 @@ class DualVariable(nn.Module):
                     return loss
         with torch.no_grad():
             counts, may_be_empty = count_valid(scores, mask)
-            largest, shifted = functional.shift_by_largest(scores, mask, may_be_empty)
+            largest, shifted = functional.shift_by_largest(scores, mask)
+            if functional.may_be_infinite(largest):
+                counts, may_be_empty = torch.where(largest == -math.inf, 0, counts), True
             exponentials = shifted.exp()
             mean = functional.mean_over(exponentials, counts)
         # The gradient of the exponential objective is known in closed form: one node of the graph, and no graph before.
@@ -328,13 +344,13 @@ class DualVariable(nn.Module):
         self.commit(step, loss, objective, shifted)
         return loss
 
-    def entropic_risk_from(self, samples: Exponentials, index: Tensor, progress: float = 0.0) -> Tensor:
+    def entropic_risk_from(self, samples: Exponentials, index: Tensor, progress: float | None = None) -> Tensor:
         """:meth:`entropic_risk` for a module that takes the exponentials of its scores itself.
 
         Args:
             samples: what it found.
             index: dataset indices of the rows, shape ``(B,)``, any integer dtype and device.
-            progress: fraction of the run that is done, in [0, 1], for the schedule.
+            progress: as for :meth:`entropic_risk`.
 
         Returns:
             A scalar, and errors, as :meth:`entropic_risk`; also
@@ -345,6 +361,8 @@ class DualVariable(nn.Module):
         if not self.takes_exponentials:
             raise InputError(f"{self.update!r} of dual variable {self.name!r} needs the scores themselves")
         self.check_trainable()
+        if progress is None:
+            progress = self._unknown_progress()
         size = samples.largest.shape[0]
         if exchange.distributed():
             rows = exchange.checked(self.check_index, index, size)
@@ -395,7 +413,7 @@ class DualVariable(nn.Module):
 
         None where the update has no such form, or where something is not finite: the general way says what.
         """
-        if not self.update.has_exponential_objective:
+        if not (self._steps_of_one and self.update.has_exponential_objective):
             return None
         values = functional.at_least_float32(scores)
         row, largest = int(rows), values.detach().max().item()
@@ -443,7 +461,27 @@ class DualVariable(nn.Module):
         return self._last
 
     def _step_scores(self, scores: Tensor, mask: Tensor | None, progress: float, nu: Tensor) -> Tensor:
-        return self.update.step(nu, scores, mask, progress)
+        update = self.update
+        limit, update.max_log_weight = update.max_log_weight, None  # the guard is the table's: see propose
+        try:
+            return update.step(nu, scores, mask, progress)
+        finally:
+            update.max_log_weight = limit
+
+    def _unknown_progress(self) -> float:
+        if self.update.needs_progress:
+            self._warn_once(
+                "progress",
+                f"the step size of dual variable {self.name!r} ({self.update!r}) depends on how much of the run is "
+                "done, and nobody says so: it stays as at the start. Without a Trainer pass progress (0 to 1) to "
+                "entropic_risk, or call set_dual_progress of the module before each step",
+            )
+        return 0.0
+
+    def _warn_once(self, what: str, message: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            rank_zero_warn(message)
 
     def evaluate(self, scores: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mean dual objective with the ν at hand, read only; an anchor never visited takes ν = ℓ.
@@ -526,11 +564,11 @@ class DualVariable(nn.Module):
             step: from :meth:`propose`.
             loss: this process's loss, a scalar.
             objective: the dual objective of each row, shape ``(B,)``: names the rows in an error.
-            scores: the scores, or the scores less a number for each row, shape ``(B, m)``: checked for infinities
-                that the loss does not show.
+            scores: the scores less the largest of each row, shape ``(B, m)``: likewise; or the sum of each row, shape
+                ``(B,)``, which has to be finite.
 
         Raises:
-            DualDivergenceError: a score, ν or the loss is not finite, in any process; nothing is written.
+            DualDivergenceError: ν or the loss is not finite, in any process; nothing is written.
         """
         self.verify(step, loss, objective, scores)
         self.write(step)
@@ -539,7 +577,9 @@ class DualVariable(nn.Module):
         self, step: DualStep, loss: Tensor, objective: Tensor | None = None, scores: Tensor | None = None
     ) -> None:
         """Raise unless all of a proposed step is finite; arguments and errors as :meth:`commit`."""
-        checked = [loss.detach()] + ([] if scores is None else [_sum(scores)])
+        checked = [loss.detach()]
+        if scores is not None and scores.ndim == 1:  # of a head, whose −∞ is no mask
+            checked.append(_sum(scores))
         if not self.update.has_exponential_objective:  # which is infinite wherever ν is
             checked.append(_sum(step.all_nu))
         if loss.device.type == "cpu":
@@ -548,6 +588,12 @@ class DualVariable(nn.Module):
             total = torch.stack([value.to(loss.device, torch.float32) for value in checked]).sum().item()
         # A sum of finite numbers may overflow, so this is a suspicion; it costs one pass, the certainty several.
         suspicious = not math.isfinite(total)
+        if total == 0.0 and step.all_seen is not None and not bool((step.all_log_mean > -math.inf).any()):
+            self._warn_once(
+                "empty",
+                f"a batch has no valid sample in any row for dual variable {self.name!r}: its loss is 0, and no ν "
+                "moves. This is said once",
+            )
         if exchange.any_rank(suspicious) if exchange.distributed() else suspicious:
             self._raise_if_diverged(step, loss, objective, scores)
 
@@ -581,21 +627,23 @@ class DualVariable(nn.Module):
         return self.check_index(index, scores.shape[0])
 
     def _raise_if_diverged(self, step: DualStep, loss: Tensor, objective: Tensor | None, scores: Tensor | None) -> None:
-        def rows_of(values: Tensor | None) -> Tensor:
-            if values is None:
+        def rows_of(bad: Tensor | None) -> Tensor:
+            if bad is None:
                 return step.rows[:0]
-            finite = torch.isfinite(values.detach())
-            return step.rows[~(finite if finite.ndim == 1 else finite.all(dim=1)).to(step.rows.device)]
+            return step.rows[(bad if bad.ndim == 1 else bad.any(dim=1)).to(step.rows.device)]
 
         lost = torch.isnan(step.all_log_mean)
-        bad_scores = torch.cat([rows_of(scores), step.all_rows[lost].to(step.rows.device)])
+        # In a row of scores −∞ is a sample of weight 0; NaN and +∞ are NaN less the largest.
+        bad = None if scores is None else ~scores.detach().isfinite() if scores.ndim == 1 else scores.detach().isnan()
+        found = rows_of(bad)
+        bad_scores = torch.cat([found, step.all_rows[lost].to(step.rows.device)])
         bad_nu = step.all_rows[~torch.isfinite(step.all_nu)]
-        bad_objective = rows_of(objective)
+        bad_objective = rows_of(None if objective is None else ~torch.isfinite(objective.detach()))
         diverged = bool(bad_scores.numel() or bad_nu.numel() or bad_objective.numel()) or not math.isfinite(loss.item())
         if not (exchange.any_rank(diverged) if exchange.distributed() else diverged):
             return
         if bad_scores.numel():
-            rows, cause = bad_scores, "the scores are not finite"
+            rows, cause = bad_scores, "the scores are not finite (NaN or +∞)"
             hint = "Lower the learning rate of the model, or look for bad values in the data at that index."
         elif bad_nu.numel():
             rows, cause = bad_nu, "the update gave a value that float32 cannot hold"
@@ -632,15 +680,17 @@ class DualVariable(nn.Module):
             state_dict.pop(f"{prefix}auto._extra_state", None)
         loaded = state_dict.get(f"{prefix}nu")
         if loaded is not None and loaded.shape != self.nu.shape:
-            if self.if_changed == "reset":
+            grows = self.if_changed == "grow" and loaded.shape[0] < self.num_anchors
+            if not grows:  # the rule's state belongs to the ν that it was found with
+                state_dict.pop(f"{prefix}auto._extra_state", None)
+            if grows or self.if_changed == "reset":
                 self.reset()
-            elif self.if_changed == "grow" and loaded.shape[0] < self.num_anchors:
-                self.reset()
-                self.nu[: loaded.shape[0]] = loaded
-                self.visited[: loaded.shape[0]] = state_dict[f"{prefix}visited"]
             else:
                 # Evaluation needs no ν, so a state of another size is not an error yet: see check_trainable.
                 self.loaded_anchors = loaded.shape[0]
+            if grows:
+                self.nu[: loaded.shape[0]] = loaded
+                self.visited[: loaded.shape[0]] = state_dict[f"{prefix}visited"]
             return
         if loaded is not None:
             state_dict[f"{prefix}nu"] = loaded.float()

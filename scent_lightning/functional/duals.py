@@ -30,6 +30,7 @@ __all__ = [
     "guard",
     "log_mean_exp",
     "log_mean_exp_from",
+    "may_be_infinite",
     "mean_over",
     "proximal_mirror_descent_step",
     "shift_by_largest",
@@ -83,7 +84,7 @@ class Exponentials(NamedTuple):
     with_gradient: Callable[[Tensor, Tensor], Tensor]
 
 
-def shift_by_largest(scores: Tensor, mask: Tensor | None = None, may_be_empty: bool = True) -> tuple[Tensor, Tensor]:
+def shift_by_largest(scores: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     r"""Largest valid score :math:`M_i` of each row, and the scores minus it.
 
     Together with :func:`mean_over` this is the one exponential of a step: log-mean-exp and exponential objective
@@ -93,19 +94,20 @@ def shift_by_largest(scores: Tensor, mask: Tensor | None = None, may_be_empty: b
         scores: shape ``(B, m)``, any floating dtype; half precision is raised to float32.
         mask: bool, shape ``(B, m)``, True where a sample counts; None means all do. Values under a False are ignored,
             NaN and infinity included, and get a zero gradient.
-        may_be_empty: False if it is known that every row has a valid sample.
+
+    A score of −∞ is a sample of weight 0.
 
     Returns:
-        :math:`M`, shape ``(B,)``, detached, −inf for a row without a valid sample; and :math:`S - M`, shape ``(B, m)``,
-        carrying the gradient, with a number whose exponential is 0 where a sample does not count. Both in float32 or
-        float64.
+        :math:`M`, shape ``(B,)``, detached, −inf for a row without a valid sample above −∞; and :math:`S - M`, shape
+        ``(B, m)``, carrying the gradient, with a number whose exponential is 0 where a sample does not count. Both in
+        float32 or float64.
     """
     values = at_least_float32(scores)
     if values.shape[1] == 0:
         return values.detach().new_full((values.shape[0],), -math.inf), values
     if mask is None:
         largest = values.detach().amax(dim=1)
-        return largest, values - largest.unsqueeze(1)
+        return largest, values - (_finite(largest) if may_be_infinite(largest) else largest).unsqueeze(1)
     # where() and not a product: the gradient of an invalid entry must be exactly zero, NaN or not.
     if values.device.type == "cpu":  # elsewhere a look at the result takes longer than the general way
         kept = torch.where(mask, values, NO_SCORE)
@@ -113,8 +115,20 @@ def shift_by_largest(scores: Tensor, mask: Tensor | None = None, may_be_empty: b
         if bool((largest > NO_SCORE).all()):
             return largest, kept - largest.unsqueeze(1)
     largest = torch.where(mask, values.detach(), -math.inf).amax(dim=1)
-    offset = largest.masked_fill(largest == -math.inf, 0.0) if may_be_empty else largest
-    return largest, torch.where(mask, values - offset.unsqueeze(1), NO_SCORE)
+    return largest, torch.where(mask, values - _finite(largest).unsqueeze(1), NO_SCORE)
+
+
+def may_be_infinite(largest: Tensor) -> bool:
+    """Whether a row's largest score may be −∞, which is no sample. Looked up on the CPU; elsewhere it would be a wait.
+
+    Args:
+        largest: shape ``(B,)``.
+    """
+    return largest.device.type != "cpu" or (largest.numel() > 0 and largest.amin().item() == -math.inf)
+
+
+def _finite(largest: Tensor) -> Tensor:
+    return largest.masked_fill(largest == -math.inf, 0.0)
 
 
 def mean_over(exponentials: Tensor, counts: Tensor | int) -> Tensor:
@@ -175,7 +189,8 @@ def log_mean_exp(scores: Tensor, mask: Tensor | None = None) -> Tensor:
             NaN and infinity included.
 
     Returns:
-        Shape ``(B,)``, detached, float64 (float32 on devices without it); −inf for a row without a valid sample.
+        Shape ``(B,)``, detached, float64 (float32 on devices without it); −inf for a row without a valid sample, or
+        with none above −∞.
 
     Example:
         >>> import torch
@@ -288,13 +303,15 @@ def softplus_asgd_step(nu: Tensor, scores: Tensor, alpha: float, rho: float, mas
     argument = at_least_float32(scores.detach()) - at_least_float32(nu.detach()).unsqueeze(1) + math.log(rho)
     weights = torch.exp(logsigmoid(argument) - math.log(rho))
     nu = wide(nu)
-    if mask is None and scores.shape[1] > 0:
-        return nu - alpha * (1 - wide(weights.mean(dim=1)))
-    if mask is None:
+    if scores.shape[1] == 0:
         return nu
-    counts = mask.sum(dim=1)
-    mean = wide(weights.masked_fill(~mask, 0.0).sum(dim=1)) / counts.clamp(min=1)
-    return torch.where(counts > 0, nu - alpha * (1 - mean), nu)
+    has_sample = scores != -math.inf
+    if mask is None:
+        mean = wide(weights.mean(dim=1))
+    else:
+        has_sample &= mask
+        mean = wide(weights.masked_fill(~mask, 0.0).sum(dim=1)) / mask.sum(dim=1).clamp(min=1)
+    return torch.where(has_sample.any(dim=1), nu - alpha * (1 - mean), nu)
 
 
 def guard(nu: Tensor, log_mean: Tensor, max_log_weight: float) -> Tensor:
@@ -348,7 +365,7 @@ def exponential_objective(nu: Tensor, scores: Tensor, mask: Tensor | None = None
     """
     largest, shifted = shift_by_largest(scores, mask)
     mean = mean_over(shifted.exp(), scores.shape[1] if mask is None else mask.sum(dim=1))
-    return exponential_objective_from(nu, largest, mean, mask is not None or scores.shape[1] == 0)[0]
+    return exponential_objective_from(nu, largest, mean, may_be_empty=True)[0]
 
 
 def softplus_objective(nu: Tensor, scores: Tensor, rho: float, mask: Tensor | None = None) -> Tensor:
@@ -368,10 +385,11 @@ def softplus_objective(nu: Tensor, scores: Tensor, rho: float, mask: Tensor | No
     values = at_least_float32(scores)
     nu = nu.detach().to(values.dtype)
     if mask is None and scores.shape[1] > 0:
-        return (softplus(values - nu.unsqueeze(1) + math.log(rho)) / rho).mean(dim=1) + (nu - 1)
+        objective = (softplus(values - nu.unsqueeze(1) + math.log(rho)) / rho).mean(dim=1) + (nu - 1)
+        return torch.where(values.detach().amax(dim=1) == -math.inf, objective.new_zeros(()), objective)
     if mask is None:
         mask = torch.ones_like(values, dtype=torch.bool)
-    counts = mask.sum(dim=1)
+    counts = mask.sum(dim=1).masked_fill(~(mask & (values.detach() != -math.inf)).any(dim=1), 0)
     values = torch.where(mask, values, nu.unsqueeze(1))
     terms = softplus(values - nu.unsqueeze(1) + math.log(rho)) / rho
     objective = terms.masked_fill(~mask, 0.0).sum(dim=1) / counts.clamp(min=1) + (nu - 1)

@@ -24,7 +24,8 @@ from scent_lightning.functional import Everyone, contrastive_log_means, contrast
 from scent_lightning.metrics import RetrievalRecall
 from scent_lightning.metrics.entropic_risk import check_tau
 from scent_lightning.optional import of_vision
-from scent_lightning.tasks.training import logs_this_step
+from scent_lightning.progress import ProgressLR
+from scent_lightning.tasks.training import cosine, logs_this_step, run_length
 
 __all__ = ["CLIPTask"]
 
@@ -316,19 +317,15 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
             groups.append({"params": [self.tau], "lr": self.tau_lr, "weight_decay": 0.0})
         groups = [group for group in groups if group["params"]]
         optimizer = torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.adam_epsilon)
-        total = self.trainer.estimated_stepping_batches
-        if total == float("inf"):
-            raise InputError(
-                "the cosine of the learning rate needs to know how long the run is: set trainer.max_epochs"
-            )
         warmup = self.warmup_steps
+        share = min(warmup / run_length(self.trainer, "the cosine of the learning rate"), 1.0)
 
-        def factor(step: int) -> float:
+        def factor(progress: float, step: int) -> float:
             if step < warmup:
                 return (step + 1) / warmup
-            return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, int(total) - warmup)))
+            return cosine(max(progress - share, 0.0) / max(1.0 - share, 1e-9))
 
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        scheduler = ProgressLR(optimizer, factor, self.trainer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 

@@ -178,7 +178,7 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
         in_batch = self.head.negatives == "in_batch"
         all_labels = exchange.of_all_processes(labels) if in_batch and exchange.distributed() else None
         features, samples = self(inputs), None
-        if in_batch and variable.takes_exponentials and self.updates_duals():
+        if in_batch and variable.takes_exponentials and self.updates_duals() and self._loss_is_own():
             samples = self.head.exponentials(features, labels, all_labels)
         if samples is not None:
             loss = self.entropic_risk_from(_ANCHOR, samples, index)
@@ -194,6 +194,11 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
             if (step := variable.last_step) is not None:
                 self.log("train/cross_entropy", softplus(step.nu + math.log(self.head.num_classes - 1)).mean())
         return loss
+
+    def _loss_is_own(self) -> bool:
+        """Whether head and loss are those of this package, so that one shortcut stands for both."""
+        own = type(self).entropic_risk is DualVariableMixin.entropic_risk
+        return own and type(self.head).forward is ClassSampledLinear.forward
 
     def _draws(self) -> torch.Generator | None:
         """Random numbers for "uniform" that depend on the seed and the step alone.

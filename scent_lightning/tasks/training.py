@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, get_args
 
 import lightning as L
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR
 
 from scent_lightning.errors import InputError
 from scent_lightning.optim import check_sgd
+from scent_lightning.progress import ProgressLR, run_progress
 
 LearningRateSchedule = Literal["cosine", "constant", "step"]
 
@@ -31,16 +32,34 @@ def scheduled_optimizer(trainer: L.Trainer, optimizer: Optimizer, lr_schedule: s
     """
     if lr_schedule == "constant":
         return optimizer
-    steps = trainer.estimated_stepping_batches
-    if steps == float("inf"):
-        raise InputError(f"lr_schedule {lr_schedule!r} needs to know how long the run is: set trainer.max_epochs")
-    steps = int(steps)
-    scheduler: Any
-    if lr_schedule == "cosine":
-        scheduler = CosineAnnealingLR(optimizer, T_max=steps)
-    else:
-        scheduler = MultiStepLR(optimizer, milestones=[-(-steps // 3), -(-2 * steps // 3)])
+    run_length(trainer, f"lr_schedule {lr_schedule!r}")
+    scheduler = ProgressLR(optimizer, _cosine if lr_schedule == "cosine" else _thirds, trainer)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def run_length(trainer: L.Trainer, what: str) -> float:
+    """Optimiser steps of the run, infinity where only the clock ends it.
+
+    Raises:
+        InputError: a run without an end, which ``what`` needs.
+    """
+    steps = trainer.estimated_stepping_batches
+    if steps == math.inf and run_progress(trainer) is None:
+        raise InputError(f"{what} needs to know how long the run is: set trainer.max_epochs")
+    return steps
+
+
+def cosine(progress: float) -> float:
+    """From 1 to 0 over the run."""
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def _cosine(progress: float, step: int) -> float:
+    return cosine(progress)
+
+
+def _thirds(progress: float, step: int) -> float:
+    return 0.1 ** int(3 * progress + 1e-9) if progress < 1 else 0.01
 
 
 def logs_this_step(trainer: Any) -> bool:

@@ -1,5 +1,7 @@
 """The monitor's event file, read back with TensorBoard's own reader and checked against the run."""
 
+import math
+
 import lightning as L
 import numpy as np
 import pandas as pd
@@ -199,3 +201,23 @@ def test_statistics_of_a_large_table_are_those_of_a_part(monkeypatch, tmp_path):
     assert logged["dual/nu/visited"] == 0.5
     assert logged["dual/nu/table_mean"] == 45.0  # of 0, 10, …, 90
     assert logged["dual/nu/table_q50"] == 45.0
+
+
+@pytest.mark.parametrize("values", [[math.inf, 1.0], [math.nan] * 3, [1e30, -2e35], [0.0], [2.5] * 4], ids=str)
+def test_a_table_of_any_values(values, tmp_path):
+    """Infinite, beyond TensorBoard's bins, or all the same: statistics end no run, and what is finite is drawn."""
+    task = SoftmaxTask(len(values))
+    task.duals["nu"].nu[:] = torch.tensor(values)
+    task.duals["nu"].visited[:] = True
+    trainer = quiet_trainer(logger=TensorBoardLogger(tmp_path), max_epochs=1)
+    monitor = DualVariableMonitor()
+    monitor.on_train_epoch_end(trainer, task)
+    trainer.logger.experiment.flush()
+    events = EventAccumulator(trainer.logger.log_dir, size_guidance={"histograms": 0})
+    events.Reload()
+    assert events.Tags()["scalars"]
+    drawn = events.Tags()["histograms"]
+    finite = sum(math.isfinite(value) for value in values)
+    assert bool(drawn) == (finite > 0)
+    if drawn:
+        assert events.Histograms("dual/nu/histogram")[0].histogram_value.num == finite

@@ -222,9 +222,7 @@ def test_under_a_trainer(tmp_path):
     assert repr(loaded.duals["nu"].update) == "SCENT()"
     assert loaded.duals["nu"].auto.reference == auto.reference
     with pytest.raises(InputError, match="needs to know how long the run is"):
-        quiet_trainer(max_epochs=-1, max_time="00:00:01:00", limit_val_batches=0).fit(
-            SoftmaxTask(data.num_anchors, SCENT("auto")), data
-        )
+        quiet_trainer(max_epochs=-1, limit_val_batches=0).fit(SoftmaxTask(data.num_anchors, SCENT("auto")), data)
 
 
 def test_nothing_to_set():

@@ -1,0 +1,96 @@
+"""How much of a run is done, as the run is now, and learning rates that follow it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Timer
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+__all__ = ["ProgressLR", "check_progress", "run_progress"]
+
+
+def run_progress(trainer: L.Trainer) -> float | None:
+    """Fraction of a run of ``trainer.fit`` that is done, in [0, 1]; None where the run has no end that is known.
+
+    Counted in epochs against ``max_epochs``, in optimiser steps against ``max_steps`` and in seconds against
+    ``max_time``, whichever comes first. An epoch that has begun counts by its batches. So a run that is resumed with
+    another batch size, another number of processes, more data or another length is where it is in the new run.
+    """
+    loop: Any = trainer.fit_loop
+    progress = -1.0
+    steps, epochs, batches = loop.epoch_loop.max_steps, loop.max_epochs or -1, loop.max_batches
+    if steps > 0:
+        progress = loop.epoch_loop.global_step / steps
+    if epochs > 0 and 0 < batches < math.inf:
+        current = loop.epoch_progress.current
+        # Between epochs the batches are still those of the epoch before.
+        done = loop.epoch_loop.batch_progress.current.processed if current.started > current.processed else 0
+        progress = max(progress, (current.processed * batches + done) / (epochs * batches))
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Timer):
+            progress = max(progress, _of_time(trainer, callback))
+    return None if progress < 0 else min(progress, 1.0)
+
+
+def _of_time(trainer: L.Trainer, timer: Timer) -> float:
+    rest = timer.time_remaining()
+    if rest is None:
+        return -1.0
+    elapsed = timer.time_elapsed()
+    progress = elapsed / max(elapsed + rest, 1e-9)
+    # One clock for all: ν and the learning rate have to be the same in all processes.
+    return float(trainer.strategy.broadcast(progress)) if trainer.world_size > 1 else progress
+
+
+def check_progress(progress: float) -> float:
+    """Return ``progress``, or raise ValueError unless it is a number in [0, 1]."""
+    if isinstance(progress, bool) or not isinstance(progress, (int, float)) or not 0 <= progress <= 1:
+        raise ValueError(f"progress must be a number in [0, 1], the fraction of the run that is done, got {progress!r}")
+    return float(progress)
+
+
+class ProgressLR(LRScheduler):
+    """Learning rates as a function of the progress of a run under a Trainer, for ``"interval": "step"``.
+
+    Unlike a schedule over a number of steps it survives a change of the run: resumed with another length, batch size
+    or number of processes, it is where the run is.
+
+    Args:
+        optimizer: whose groups' learning rates are multiplied.
+        factor: maps the progress, in [0, 1], and the number of optimiser steps done to what multiplies the rates.
+        trainer: runs the fit.
+    """
+
+    def __init__(self, optimizer: Optimizer, factor: Callable[[float, int], float], trainer: L.Trainer) -> None:
+        self.factor = factor
+        self.trainer = trainer
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The rate of each group now."""
+        factor = self.factor(run_progress(self.trainer) or 0.0, self.last_epoch)
+        return [rate * factor for rate in self.base_lrs]
+
+    def refresh(self) -> None:
+        """Set the rates to what they are at this place of the run."""
+        self._last_lr = self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rates and how many steps were taken, as plain data."""
+        return {name: getattr(self, name) for name in ("base_lrs", "last_epoch", "_step_count", "_last_lr")}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the state of this schedule, or of another one of torch: its length is not taken."""
+        own = self.state_dict()
+        self.__dict__.update({name: value for name, value in state_dict.items() if name in own})
