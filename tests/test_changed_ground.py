@@ -42,7 +42,7 @@ def test_another_number_of_processes(name, tmp_path):
     to_two = under_trainers(partial(fit, world=2, run=None, resume=str(tmp_path / "one" / "kept.ckpt")), 2)
     to_one = fit(0, world=1, run=None, resume=str(tmp_path / "two" / "kept.ckpt"))
     for found in (first, second, *to_two, to_one):
-        found.pop("ddp_placeholder", None)
+        found.pop("ddp_placeholder.0", None)
         assert set(found) == set(alone)
         for key, value in found.items():
             np.testing.assert_allclose(value, alone[key], rtol=1e-5, atol=1e-5, err_msg=key)

@@ -177,10 +177,16 @@ class DualVariableMixin(L.LightningModule):
         return variable
 
     def updates_duals(self) -> bool:
-        """Whether this is training, where ν is written; elsewhere it is read only."""
+        """Whether this is training, where ν is written; elsewhere, and in averaged weights, it is read only."""
         trainer = self._trainer
         stage = None if trainer is None else trainer.state.stage
-        return stage is RunningStage.TRAINING or (stage is None and self.training)
+        if stage is RunningStage.TRAINING:
+            # Lightning's averaging of weights passes over the data once more, for the statistics of batch norm alone.
+            return trainer is None or not trainer.fit_loop._skip_backward
+        return stage is None and self.training and not any(v.is_shared for v in self._variables())
+
+    def _variables(self) -> list[DualVariable]:
+        return [cast(DualVariable, variable) for variable in self.duals.values()]
 
     def dual_progress(self) -> float:
         """Fraction of the run that is done, in [0, 1], for step sizes that depend on it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import math
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast
@@ -13,6 +14,8 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.optim.swa_utils import AveragedModel
 
 from scent_lightning import functional
 from scent_lightning.duals import exchange
@@ -59,8 +62,10 @@ class DualStep(NamedTuple):
 class DualVariable(nn.Module):
     """A table of ν with the update that moves it.
 
-    ν is float32 whatever the module is cast to. Both tables are buffers: they move with the module and are in its
-    state dict. A row is written only through :meth:`commit` (or :meth:`scatter`).
+    ν is float32 whatever the module is cast to. Both tables move with the module and are in its state dict, but they
+    are no buffers: an average of the weights (:class:`torch.optim.swa_utils.AveragedModel` and the callbacks built on
+    it) leaves them alone, and its copy of the module reads the tables of the one that is trained. A row is written only
+    through :meth:`commit` (or :meth:`scatter`).
 
     Args:
         num_anchors: number of rows n, the length of the training set.
@@ -89,9 +94,6 @@ class DualVariable(nn.Module):
         [3, 7]
     """
 
-    nu: Tensor
-    visited: Tensor
-
     def __init__(
         self,
         num_anchors: int,
@@ -106,6 +108,7 @@ class DualVariable(nn.Module):
             raise InputError(f"placement of dual variable {name!r} must be 'module' or 'cpu', got {placement!r}")
         self.name = name
         self.placement = placement
+        self._shared = False
         self._last: DualStep | None = None
         self._last_of_one: tuple[Any, ...] | None = None
         self.if_changed: IfChanged = "error"
@@ -113,9 +116,36 @@ class DualVariable(nn.Module):
         self.loaded_anchors: int | None = None
         self._warned: set[str] = set()
         zeros = _zeros_in_main_memory if placement == "cpu" else torch.zeros
-        self.register_buffer("nu", zeros(num_anchors, dtype=torch.float32))
-        self.register_buffer("visited", zeros(num_anchors, dtype=torch.bool))
+        self._table = _Table(zeros(num_anchors, dtype=torch.float32), zeros(num_anchors, dtype=torch.bool))
         self.use(update)
+
+    @property
+    def nu(self) -> Tensor:
+        """ν of every anchor, shape ``(n,)``, float32; 0 where never visited."""
+        return self._table.nu
+
+    @nu.setter
+    def nu(self, values: Tensor) -> None:
+        self._table.nu = values
+
+    @property
+    def visited(self) -> Tensor:
+        """Which anchors were visited, shape ``(n,)``, bool."""
+        return self._table.visited
+
+    @visited.setter
+    def visited(self, flags: Tensor) -> None:
+        self._table.visited = flags
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether this belongs to averaged weights, which read the table of the model that is trained."""
+        return self._shared
+
+    def share(self) -> None:
+        """Use the table and the rule of the variable that this one was copied from, if there still is one."""
+        if self._table.copied_from is not None and (table := self._table.copied_from()) is not None:
+            self._table, self.auto, self._shared = table, table.auto, True
 
     @property
     def num_anchors(self) -> int:
@@ -141,7 +171,7 @@ class DualVariable(nn.Module):
         if not isinstance(update, DualUpdate):
             raise InputError(f"update of dual variable {self.name!r} must be a DualUpdate, got {type(update).__name__}")
         self.update = update
-        self.auto = AutoStepSize(self.num_anchors) if update.is_auto else None
+        self.auto = self._table.auto = AutoStepSize(self.num_anchors) if update.is_auto else None
         # The same class, which may say more than SCENT does, with a number in place of "auto".
         found: Any = copy.copy(update) if update.is_auto else None
         if found is not None:
@@ -666,14 +696,18 @@ class DualVariable(nn.Module):
         """Follow the module to another device, but never to another dtype, and nowhere if placed on the CPU."""
         if self.placement == "cpu":
             return self
-        probe = fn(torch.empty(0, dtype=torch.float32, device=self.nu.device))
-        if probe.dtype == torch.float32:
-            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        else:
-            self.nu = self.nu.to(probe.device)
-            self.visited = self.visited.to(probe.device)
+        if not self._shared:
+            probe = fn(torch.empty(0, dtype=torch.float32, device=self.nu.device))
+            if probe.dtype == torch.float32:
+                self.nu, self.visited = fn(self.nu), fn(self.visited)
+            else:
+                self.nu, self.visited = self.nu.to(probe.device), self.visited.to(probe.device)
         self._last = self._last_of_one = None
         return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        destination.update({f"{prefix}nu": self.nu, f"{prefix}visited": self.visited})
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         if self.auto is None:
@@ -692,11 +726,59 @@ class DualVariable(nn.Module):
                 self.nu[: loaded.shape[0]] = loaded
                 self.visited[: loaded.shape[0]] = state_dict[f"{prefix}visited"]
             return
-        if loaded is not None:
-            state_dict[f"{prefix}nu"] = loaded.float()
+        self._load_tables(state_dict, prefix, *args)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.loaded_anchors = None
         self._last = self._last_of_one = None
+
+    def _load_tables(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        *others: list[str],
+    ) -> None:
+        for name in ("nu", "visited"):
+            loaded, own = state_dict.pop(f"{prefix}{name}", None), getattr(self, name)
+            if loaded is None:
+                missing_keys += [f"{prefix}{name}"] if strict else []
+            elif local_metadata.get("assign_to_params_buffers", False):
+                setattr(self, name, loaded.to(own.dtype))
+            else:
+                own.copy_(loaded)
+
+
+class _Table:
+    """The tensors of a table, and its rule: one object, so that several variables can share it."""
+
+    def __init__(self, nu: Tensor, visited: Tensor) -> None:
+        self.nu = nu
+        self.visited = visited
+        self.auto: AutoStepSize | None = None
+        # What this is a deep copy of, for as long as that is in use.
+        self.copied_from: weakref.ref[_Table] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Table:
+        copied = memo[id(self)] = _Table(copy.deepcopy(self.nu, memo), copy.deepcopy(self.visited, memo))
+        copied.auto, copied.copied_from = copy.deepcopy(self.auto, memo), weakref.ref(self)
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "copied_from": None}
+
+
+def _share_with_average(average: nn.Module, name: str, module: nn.Module | None) -> None:
+    """Let the copy of a module that averages its weights use the tables of the module itself."""
+    if isinstance(average, AveragedModel) and module is not None:
+        for part in module.modules():
+            if isinstance(part, DualVariable):
+                part.share()
+
+
+# torch asks this at every assignment of a module to a module; the average takes its copy so.
+register_module_module_registration_hook(_share_with_average)
 
 
 def _zeros_in_main_memory(size: int, dtype: torch.dtype) -> Tensor:

@@ -27,6 +27,7 @@ __all__ = ["ExtremeClassificationTask"]
 
 Batch = tuple[Tensor, Tensor, Tensor]
 _ANCHOR = "nu"
+_PLACEHOLDER = "ddp_placeholder.0"
 
 
 class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
@@ -120,7 +121,6 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
         self.head = ClassSampledLinear(num_features, num_classes, negatives, num_negatives, normalize, scale)
         self.top_k = min(top_k, num_classes)
         self.add_dual(_ANCHOR, num_anchors, dual, placement=dual_placement)
-        self.ddp_placeholder: nn.Parameter | None = None
         self.skipped_batches = 0
         self.stage_metrics = nn.ModuleDict(
             {
@@ -128,6 +128,8 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
                 for stage in ("val", "test")
             }
         )
+        # The last of the parameters: averages of the weights pair those of two copies by their order.
+        self.ddp_placeholder = nn.ParameterList()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Features, shape ``(B, D)``, of a batch of inputs."""
@@ -144,7 +146,7 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
         others = [name for name, p in self.named_parameters() if p.requires_grad and name != "head.weight"]
         if not others:
             # DDP refuses a module without a parameter of its own to send.
-            self.ddp_placeholder = nn.Parameter(torch.zeros((), device=self.device))
+            self.ddp_placeholder.append(nn.Parameter(torch.zeros((), device=self.device)))
 
     def on_fit_start(self) -> None:
         """All processes start from the first one's class weights."""
@@ -163,13 +165,15 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """A checkpoint does not depend on the number of processes."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["state_dict"].pop("ddp_placeholder", None)
+        for state in ("state_dict", "current_model_state"):  # the latter where Lightning averages the weights
+            checkpoint.get(state, {}).pop(_PLACEHOLDER, None)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Nor does a model need it to."""
         super().on_load_checkpoint(checkpoint)
-        if self.ddp_placeholder is not None:
-            checkpoint["state_dict"]["ddp_placeholder"] = torch.zeros(())
+        if len(self.ddp_placeholder):
+            for state in {"state_dict", "current_model_state"} & checkpoint.keys():
+                checkpoint[state][_PLACEHOLDER] = torch.zeros(())
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν at the batch's rows and return the dual objective."""
@@ -187,8 +191,8 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
             if scores.shape[1] < 2 and in_batch:
                 self._count_skipped(labels if all_labels is None else all_labels)
             loss = self.entropic_risk(_ANCHOR, scores, index, mask)
-        if self.ddp_placeholder is not None:
-            loss = loss + 0 * self.ddp_placeholder
+        for placeholder in self.ddp_placeholder:
+            loss = loss + 0 * placeholder
         if logs_this_step(self._trainer):
             self.log("train/loss", loss, prog_bar=True)
             if (step := variable.last_step) is not None:
@@ -296,7 +300,7 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Row-sparse SGD, or the optimiser given, with the learning-rate schedule."""
-        parameters = [p for p in self.parameters() if p.requires_grad and p is not self.ddp_placeholder]
+        parameters = [p for name, p in self.named_parameters() if p.requires_grad and name != _PLACEHOLDER]
         if self.optimizer is not None:
             optimizer = self.optimizer(parameters)
         else:

@@ -285,7 +285,7 @@ def _fit(rank, backbone):
     names = set(torch.load(folder, weights_only=True)["state_dict"])
     trainer.strategy.barrier()
     folder.unlink(missing_ok=True)
-    state = {key: value.tolist() for key, value in task.state_dict().items() if key != "ddp_placeholder"}
+    state = {key: value.tolist() for key, value in task.state_dict().items() if key != "ddp_placeholder.0"}
     return state, names, exact(task, rows_and_labels())[0].mean().item()
 
 
