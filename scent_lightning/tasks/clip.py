@@ -24,7 +24,7 @@ from scent_lightning.functional import Everyone, contrastive_log_means, contrast
 from scent_lightning.metrics import RetrievalRecall
 from scent_lightning.metrics.entropic_risk import check_tau
 from scent_lightning.optional import of_vision
-from scent_lightning.tasks.training import logs_this_step
+from scent_lightning.tasks.training import TrainLossMixin
 
 __all__ = ["CLIPTask"]
 
@@ -32,7 +32,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 _IMAGE, _TEXT = "image", "text"
 
 
-class CLIPTask(DualVariableMixin, L.LightningModule):
+class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
     r"""CLIP by the robust global contrastive loss, with a dual variable for every image and every text.
 
     .. math:: \min_{w, \tau} \frac{\tau}{n} \sum_i \sum_{k = 1, 2}
@@ -242,8 +242,7 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
             return None
         image, text = self(images, texts)
         loss = self.contrastive_risk(image, text, index)
-        if logs_this_step(self._trainer):
-            self.log("train/loss", loss, prog_bar=True)
+        if self.log_loss(loss):
             self.log("train/tau", self.tau.detach())
         return loss
 

@@ -15,7 +15,7 @@ from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.metrics.entropic_risk import EntropicRisk, check_tau
-from scent_lightning.tasks.training import LearningRateSchedule, check_optimization, logs_this_step, scheduled_optimizer
+from scent_lightning.tasks.training import LearningRateSchedule, TrainLossMixin, check_optimization, scheduled_optimizer
 
 __all__ = ["DRORegressionTask"]
 
@@ -23,7 +23,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 _ANCHOR = "nu"
 
 
-class DRORegressionTask(DualVariableMixin, L.LightningModule):
+class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
     r"""Regression that minimises the entropic risk of the loss, that is, its worst case under a KL penalty.
 
     .. math:: \min_w \tau \log \frac{1}{n} \sum_i \exp\frac{\text{loss}(f_w(x_i), y_i)}{\tau}
@@ -202,8 +202,7 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
         features, target, _ = batch
         scores = (self.losses(self(features), target) / self.tau).unsqueeze(0)
         loss = self.tau * self.entropic_risk(_ANCHOR, scores, self.anchor)
-        if logs_this_step(self._trainer):
-            self.log("train/loss", loss, prog_bar=True)
+        self.log_loss(loss)
         return loss
 
     def _evaluate(self, stage: str, batch: Batch) -> None:
