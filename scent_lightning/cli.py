@@ -124,6 +124,17 @@ def _list(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, list) else [value]
 
 
+def _replaces(given: Any, default: L.Callback) -> bool:
+    """Whether a callback of the configuration makes a default one needless."""
+    if isinstance(default, ProgressBar):
+        return isinstance(given, ProgressBar)
+    if isinstance(default, LastCheckpoint) and isinstance(given, ModelCheckpoint):
+        # Others keep the best or some of the epochs: there must be a state to go on from beside them. But of two that
+        # keep a last.ckpt, each would write over the other's.
+        return bool(given.save_last) or given.filename == given.CHECKPOINT_NAME_LAST
+    return isinstance(given, type(default))
+
+
 class NoProfiler(PassThroughProfiler):
     """No profiling, at no cost: Lightning's default builds a context some fifty times a step (5 % of a small one)."""
 
@@ -188,9 +199,9 @@ class ScentCLI(LightningCLI):
         """Add the default callbacks and the way of checkpoints, each unless the configuration has one of its kind."""
         config = {**self._get(self.config_init, "trainer", default={}), **kwargs}
         callbacks, plugins = _list(config.get("callbacks")), _list(config.get("plugins"))
+        given = tuple(callbacks)
         for callback in default_callbacks(config, self.subcommand or "fit"):
-            kinds = [kind for kind in (ProgressBar, ModelCheckpoint, type(callback)) if isinstance(callback, kind)]
-            if not any(isinstance(other, kinds[0]) for other in callbacks):
+            if not any(_replaces(other, callback) for other in given):
                 callbacks.append(callback)
         of_strategy = getattr(config.get("strategy"), "_checkpoint_io", None)
         if of_strategy is None and not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
