@@ -174,3 +174,17 @@ def test_in_two_processes_it_is_the_mean_of_both():
     assert first == second
     half = len(one) // 2
     assert first == [mean(one[:half] + other[:half]), mean(one[half:] + other[half:])]
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+@pytest.mark.parametrize("name", ["classification", "regression"])
+def test_clipping_at_zero_or_less_is_none(name, algorithm, tmp_path):
+    weights = []
+    for limit in (None, 0, -1.0):
+        torch.manual_seed(0)
+        task, data = SETTINGS[name](tmp_path, 16)
+        trainer = quiet_trainer(max_steps=2, gradient_clip_val=limit, gradient_clip_algorithm=algorithm)
+        trainer.fit(task, data)
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in task.parameters()]))
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[0], weights[2])

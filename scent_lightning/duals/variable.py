@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -52,6 +52,10 @@ class DualStep(NamedTuple):
     all_seen: Tensor | None
     progress: float
     row_weight: Tensor | None = None
+
+
+# The arguments of DualVariable.commit: a step, its loss, the objective of each row, and the scores.
+Evidence: TypeAlias = tuple[DualStep, Tensor, Tensor | None, Tensor | None]
 
 
 class DualVariable(nn.Module):
@@ -302,6 +306,27 @@ class DualVariable(nn.Module):
                 loss = self._one_anchor(scores, rows, progress)
                 if loss is not None:
                     return loss
+        loss, evidence = self._prepare(scores, rows, mask, progress)
+        self.commit(*evidence)
+        return loss
+
+    def prepare(
+        self, scores: Tensor, index: Tensor, mask: Tensor | None = None, progress: float = 0.0
+    ) -> tuple[Tensor, Evidence]:
+        """:meth:`entropic_risk` with nothing written yet, for a loss over several tables.
+
+        Arguments and errors as :meth:`entropic_risk`.
+
+        Returns:
+            What it returns; and the arguments of :meth:`verify` and :meth:`commit`, which raise if it is not finite.
+        """
+        self.check_trainable()
+        check: Callable[..., Tensor] = self._check_batch
+        many = exchange.distributed()
+        rows = exchange.checked(check, scores, index, mask) if many else check(scores, index, mask)
+        return self._prepare(scores, rows, mask, progress)
+
+    def _prepare(self, scores: Tensor, rows: Tensor, mask: Tensor | None, progress: float) -> tuple[Tensor, Evidence]:
         with torch.no_grad():
             counts, may_be_empty = count_valid(scores, mask)
             largest, shifted = functional.shift_by_largest(scores, mask, may_be_empty)
@@ -320,13 +345,12 @@ class DualVariable(nn.Module):
         if update.needs_scores:
             step_scores = partial(self._step_scores, scores.detach(), mask, progress)
         if update.has_exponential_objective:
-            return self._risk(samples, rows, progress, step_scores)
+            return self._prepare_from(samples, rows, progress, step_scores)
         with torch.no_grad():
             step = self._propose_from(samples, rows, progress, step_scores)
         objective = update.objective(step.nu, scores, mask)
         loss = _mean(objective, step, counts)
-        self.commit(step, loss, objective, shifted)
-        return loss
+        return loss, (step, loss, objective, shifted)
 
     def entropic_risk_from(self, samples: Exponentials, index: Tensor, progress: float = 0.0) -> Tensor:
         """:meth:`entropic_risk` for a module that takes the exponentials of its scores itself.
@@ -350,7 +374,9 @@ class DualVariable(nn.Module):
             rows = exchange.checked(self.check_index, index, size)
         else:
             rows = self.check_index(index, size)
-        return self._risk(samples, rows, progress)
+        loss, evidence = self._prepare_from(samples, rows, progress)
+        self.commit(*evidence)
+        return loss
 
     @property
     def takes_exponentials(self) -> bool:
@@ -367,14 +393,14 @@ class DualVariable(nn.Module):
         log_mean = functional.log_mean_exp_from(samples.largest, samples.mean)
         return self.propose(rows, log_mean, samples.counts, progress, step_scores)
 
-    def _risk(
+    def _prepare_from(
         self,
         samples: Exponentials,
         rows: Tensor,
         progress: float,
         step_scores: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
-        """Move ν and give the mean exponential objective."""
+    ) -> tuple[Tensor, Evidence]:
+        """The mean exponential objective at the new ν."""
         counts = samples.counts
         with torch.no_grad():
             step = self._propose_from(samples, rows, progress, step_scores)
@@ -387,8 +413,7 @@ class DualVariable(nn.Module):
                 weight = weight / (valid_rows(objective, counts) * number)
             else:
                 weight = weight * step.row_weight.to(weight.dtype) / number
-            self.commit(step, loss, objective, samples.shifted)
-        return samples.with_gradient(loss, weight)
+        return samples.with_gradient(loss, weight), (step, loss, objective, samples.shifted)
 
     def _one_anchor(self, scores: Tensor, rows: Tensor, progress: float) -> Tensor | None:
         """:meth:`entropic_risk` of one row on the CPU in plain numbers: the same, in a quarter of the calls.
@@ -647,6 +672,27 @@ class DualVariable(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.loaded_anchors = None
         self._last = self._last_of_one = None
+
+
+def verify_together(parts: Sequence[tuple[DualVariable, DualStep, Tensor]], loss: Tensor) -> None:
+    """Raise unless the steps of several tables with one loss are all finite; the error is of the table at fault.
+
+    Args:
+        parts: each table with its step and the exponential objective of each of its rows, shape ``(B,)``, which is
+            infinite wherever ν is.
+        loss: this process's loss over all of them, a scalar.
+
+    Raises:
+        DualDivergenceError: something is not finite, in any process; nothing is written.
+    """
+    suspicious = not math.isfinite(loss.item())
+    if not (exchange.any_rank(suspicious) if exchange.distributed() else suspicious):
+        return
+    for variable, step, objective in parts:
+        seen = objective.to(loss.dtype)  # a wider one may hold what the loss cannot
+        variable._raise_if_diverged(step, seen.mean(), seen, None)
+    variable, step, objective = parts[0]
+    variable._raise_if_diverged(step, loss, objective, None)
 
 
 def _zeros_in_main_memory(size: int, dtype: torch.dtype) -> Tensor:

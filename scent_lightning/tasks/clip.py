@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from scent_lightning.checkpoint import read_plain
 from scent_lightning.duals import DualUpdate, DualVariable, DualVariableMixin, exchange
-from scent_lightning.duals.variable import Placement
+from scent_lightning.duals.variable import Placement, verify_together
 from scent_lightning.errors import InputError
 from scent_lightning.functional import Everyone, contrastive_log_means, contrastive_loss, contrastive_scores
 from scent_lightning.metrics import RetrievalRecall
@@ -213,8 +213,7 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         loss, *objectives = contrastive_loss(
             image, text, tau, means, steps[0].nu, steps[1].nu, self.rho, self.epsilon, everyone
         )
-        for dual, step, objective in zip(duals, steps, objectives, strict=True):
-            dual.verify(step, loss, objective)
+        verify_together(list(zip(duals, steps, objectives, strict=True)), loss)
         for dual, step in zip(duals, steps, strict=True):
             dual.write(step)
         return loss
@@ -222,9 +221,18 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
     def _risk_from_scores(self, image: Tensor, text: Tensor, index: Tensor, everyone: Everyone | None) -> Tensor:
         """The plain way, for an update that needs the scores themselves."""
         *scores, mask = contrastive_scores(image, text, self.tau, everyone)
-        risks = [
-            self.entropic_risk(name, side, index, mask) for name, side in zip((_IMAGE, _TEXT), scores, strict=True)
-        ]
+        duals = [cast(DualVariable, self.duals[name]) for name in (_IMAGE, _TEXT)]
+        if not self.updates_duals():
+            risks = [dual.evaluate(side, index, mask) for dual, side in zip(duals, scores, strict=True)]
+            return self.tau * (risks[0] + risks[1] + 2 * self.rho)
+        progress = self.dual_progress()
+        risks, steps = zip(
+            *(dual.prepare(side, index, mask, progress) for dual, side in zip(duals, scores, strict=True)), strict=True
+        )
+        for dual, evidence in zip(duals, steps, strict=True):
+            dual.verify(*evidence)
+        for dual, (step, *_) in zip(duals, steps, strict=True):
+            dual.write(step)
         return self.tau * (risks[0] + risks[1] + 2 * self.rho)
 
     # ---------------------------------------------------------------- steps

@@ -147,6 +147,33 @@ def test_a_bad_index_or_a_divergence_writes_nothing():
     assert not task.duals["text"].visited.any()
 
 
+@pytest.mark.parametrize("side", ["image", "text"])
+@pytest.mark.parametrize(
+    ("dual", "nu"),
+    [
+        (SCENT(-60.0), -500.0),  # a float64 would hold none of it
+        (SCENT(-60.0), -110.0),  # nor does float32 of this
+        (ASGD(1e-9), -500.0),
+        (SoftplusASGD(1e-9, 1e-3), -3e38),
+    ],
+    ids=repr,
+)
+def test_the_error_is_of_the_table_at_fault_and_its_rows_and_nothing_is_written(side, dual, nu):
+    task = task_of(dual)
+    images, texts = (tensor[:6] for tensor in pairs().tensors)
+    index = torch.tensor([3, 5, 0, 40, 7, 9])
+    task.duals[side].nu[40] = nu
+    task.duals[side].visited[40] = True
+    before = {name: value.clone() for name, value in task.state_dict().items() if name.startswith("duals.")}
+    with pytest.raises(DualDivergenceError, match=rf"'{side}'.* 1 anchor\(s\), first at index 40") as caught:
+        task.training_step((images, texts, index), 0)
+    assert caught.value.dual == side
+    if isinstance(dual, SCENT):
+        assert "a weight exp(score − ν) is too large" in str(caught.value)
+    after = task.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
 def test_a_batch_of_one_is_skipped_and_warned_about_once():
     task = task_of()
     images, texts = (tensor[:1] for tensor in pairs().tensors)
