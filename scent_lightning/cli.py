@@ -109,14 +109,17 @@ def explain(message: str) -> str:
     return message
 
 
-def _of_data(name: str) -> Callable[[L.LightningDataModule], Any]:
-    """A function that gives the data module's attribute, or None where it has none; its name shows in ``--help``."""
+class _OfData:
+    """A function that gives the data module's attribute, or None where it has none; its name shows in ``--help``.
 
-    def tell(data: L.LightningDataModule) -> Any:
-        return getattr(data, name, None)
+    A class, since the parser is pickled where processes are spawned, and a function within a function cannot be.
+    """
 
-    tell.__name__ = name
-    return tell
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, data: L.LightningDataModule) -> Any:
+        return getattr(data, self.__name__, None)
 
 
 def _list(value: Any) -> list[Any]:
@@ -165,7 +168,7 @@ class ScentCLI(LightningCLI):
             "were appended to the data; they start unvisited) or reset (all rows start unvisited).",
         )
         for name in ("num_anchors", "num_features", "num_classes"):
-            parser.link_arguments("data", f"model.init_args.{name}", _of_data(name), apply_on="instantiate")
+            parser.link_arguments("data", f"model.init_args.{name}", _OfData(name), apply_on="instantiate")
 
     def _parse_ckpt_path(self) -> None:
         """What is on the command line is what runs: a checkpoint's hyperparameters do not override it."""

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -475,4 +476,18 @@ def test_a_monitor_leaves_a_state_to_go_on_from(tables, tmp_path, every, files):
     arguments += ["--trainer.check_val_every_n_epoch", str(every)]
     main(["fit", *arguments, "--trainer.default_root_dir", str(tmp_path), "--trainer.enable_progress_bar", "false"])
     assert len(list(folder.glob("epoch=*.ckpt"))) == files
+    assert len(list(tmp_path.rglob("last.ckpt"))) == 1
+
+
+def test_all_that_spawned_processes_are_sent_can_be(tables):
+    """The Trainer's callbacks hold the parser, which writes the configuration."""
+    cli = without_running("--trainer.strategy", "ddp_spawn", "--trainer.accelerator", "cpu", "--trainer.devices", "2")
+    for part in (cli.parser, cli.model, cli.datamodule, cli.trainer):
+        assert type(pickle.loads(pickle.dumps(part))) is type(part)
+
+
+@pytest.mark.slow
+def test_spawned_processes(tmp_path):
+    spawned = ["--trainer.strategy", "ddp_spawn", "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
+    command(tmp_path, "fit", "--config", CONFIG, "--trainer.max_epochs", "1", *spawned)
     assert len(list(tmp_path.rglob("last.ckpt"))) == 1

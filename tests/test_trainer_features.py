@@ -188,3 +188,36 @@ def test_clipping_at_zero_or_less_is_none(name, algorithm, tmp_path):
         weights.append(torch.cat([parameter.detach().flatten() for parameter in task.parameters()]))
     assert torch.equal(weights[0], weights[1])
     assert torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4, 0.5, 1.0, 99])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
+def test_worst_case_weights_sum_to_one_over_what_is_predicted(limit, precision):
+    data, task = Rows(), Losses()
+    task.tau = 0.05  # a weight is e^20 times another's
+    task.network.weight.data.normal_(generator=torch.Generator().manual_seed(0))
+    trainer = quiet_trainer(limit_predict_batches=limit, precision=precision)
+    batches = trainer.predict(task, data)
+    assert len(batches) == min(5, limit if isinstance(limit, int) else int(5 * limit))
+    weights = torch.cat([batch["weight"] for batch in batches])
+    losses = torch.cat([batch["loss"] for batch in batches])
+    assert weights.sum().item() == pytest.approx(1.0, abs=1e-5)
+    assert torch.allclose(weights, torch.softmax(losses.double() / 0.05, dim=0), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_compiled_it_is_the_same_run(name, tmp_path):
+    """The Python that keeps the table is outside the graphs; nothing is compiled over and over."""
+    runs = []
+    for compile_it in (False, True):
+        torch.manual_seed(0)
+        task, data = SETTINGS[name](tmp_path, 16)
+        for variable in task.duals.values():
+            variable.use(SCENT("auto"))
+        module = torch.compile(task, backend="eager") if compile_it else task
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+            quiet_trainer(max_epochs=2, limit_val_batches=0, log_every_n_steps=3).fit(module, data)
+        tables = {f"{key}.nu": variable.nu for key, variable in task.duals.items()}
+        runs.append({**dict(task.named_parameters()), **tables})
+    for key, value in runs[0].items():
+        assert torch.allclose(value, runs[1][key], atol=1e-5), key

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
 import lightning as L
+import torch
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
@@ -111,6 +112,7 @@ class DualVariableMixin(L.LightningModule):
         self._ddp_params_and_buffers_to_ignore += [f"duals.{name}.nu", f"duals.{name}.visited"]
         return variable
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def entropic_risk(self, name: str, scores: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
         r"""Mean dual objective of a batch; in training the dual variables at ``index`` are updated first.
 
@@ -142,6 +144,7 @@ class DualVariableMixin(L.LightningModule):
             return variable.entropic_risk(scores, index, mask, self.dual_progress())
         return variable.evaluate(scores, index, mask)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def entropic_risk_from(self, name: str, samples: Exponentials, index: Tensor) -> Tensor:
         """:meth:`entropic_risk` for a module that takes the exponentials of its scores itself, in training only.
 

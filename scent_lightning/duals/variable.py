@@ -61,6 +61,8 @@ Evidence: TypeAlias = tuple[DualStep, Tensor, Tensor | None, Tensor | None]
 class DualVariable(nn.Module):
     """A table of ν with the update that moves it.
 
+    ``torch.compile`` leaves the table out of its graphs: what a step does depends on the numbers in it.
+
     ν is float32 whatever the module is cast to. Both tables are buffers: they move with the module and are in its
     state dict. A row is written only through :meth:`commit` (or :meth:`scatter`).
 
@@ -273,6 +275,7 @@ class DualVariable(nn.Module):
 
     # ---------------------------------------------------------------- training
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def entropic_risk(self, scores: Tensor, index: Tensor, mask: Tensor | None = None, progress: float = 0.0) -> Tensor:
         """Update ν at ``index`` and return the mean dual objective over the anchors that have a valid sample.
 
@@ -310,6 +313,7 @@ class DualVariable(nn.Module):
         self.commit(*evidence)
         return loss
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def prepare(
         self, scores: Tensor, index: Tensor, mask: Tensor | None = None, progress: float = 0.0
     ) -> tuple[Tensor, Evidence]:
@@ -352,6 +356,7 @@ class DualVariable(nn.Module):
         loss = _mean(objective, step, counts)
         return loss, (step, loss, objective, shifted)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def entropic_risk_from(self, samples: Exponentials, index: Tensor, progress: float = 0.0) -> Tensor:
         """:meth:`entropic_risk` for a module that takes the exponentials of its scores itself.
 
@@ -470,6 +475,7 @@ class DualVariable(nn.Module):
     def _step_scores(self, scores: Tensor, mask: Tensor | None, progress: float, nu: Tensor) -> Tensor:
         return self.update.step(nu, scores, mask, progress)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def evaluate(self, scores: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mean dual objective with the ν at hand, read only; an anchor never visited takes ν = ℓ.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any, Literal, cast
 
 import lightning as L
@@ -225,15 +227,17 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         self._evaluate("test", batch)
 
     def on_predict_epoch_start(self) -> None:
-        """Sum exp(loss/τ) over all rows first: a worst-case weight is relative to all of them."""
+        """Sum exp(loss/τ) over all rows that are predicted first: a worst-case weight is relative to all of them."""
         risk = EntropicRisk(self.tau).to(self.device)
         loaders: Any = self.trainer.predict_dataloaders
-        for loader in loaders if isinstance(loaders, list) else [loaders]:
-            for batch in _again(loader):
+        limits = self.trainer.predict_loop.max_batches
+        for loader, limit in zip(loaders if isinstance(loaders, list) else [loaders], limits, strict=True):
+            for batch in itertools.islice(_again(loader), None if math.isinf(limit) else int(limit)):
                 features, target, _ = self.trainer.strategy.batch_to_device(
                     self.trainer.precision_plugin.convert_input(batch)
                 )
-                risk.update(self.losses(self(features), target))
+                with self.trainer.precision_plugin.predict_step_context():  # as the Trainer's own pass
+                    risk.update(self.losses(self(features), target))
         rows = self.trainer.strategy.reduce(risk.count.double(), reduce_op="sum")
         self._log_total = risk.compute() / self.tau + cast(Tensor, rows).log()
 
