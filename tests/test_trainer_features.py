@@ -3,11 +3,12 @@
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from scent_lightning.data import IndexedTensorDataset, batch_loader
 from scent_lightning.duals import SCENT
+from scent_lightning.errors import InputError
 from scent_lightning.tasks import DRORegressionTask
 from tests.helpers import ddp_trainer, quiet_trainer, under_two_trainers
 from tests.settings import SETTINGS
@@ -221,3 +222,26 @@ def test_compiled_it_is_the_same_run(name, tmp_path):
         runs.append({**dict(task.named_parameters()), **tables})
     for key, value in runs[0].items():
         assert torch.allclose(value, runs[1][key], atol=1e-5), key
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("init_val", "mode"), [(2, "power"), (16, "power"), (4, "binsearch")])
+def test_the_search_for_a_batch_size_ends_at_the_data(name, init_val, mode, tmp_path):
+    task, data = SETTINGS[name](tmp_path, 16)
+    finder = BatchSizeFinder(mode, steps_per_trial=1, init_val=init_val)
+    trainer = quiet_trainer(max_epochs=1, limit_val_batches=0, callbacks=[finder], default_root_dir=tmp_path)
+    trainer.fit(task, data)
+    assert 64 < data.batch_size <= 128  # there are 101 rows
+    assert trainer.global_step >= 1
+    assert list(tmp_path.glob(".scale_batch_size*")) == []
+
+
+@pytest.mark.parametrize("name", ["regression", "classification", "ranking"])
+@pytest.mark.filterwarnings("ignore:.*to_torchscript")
+def test_torchscript_is_traced(name, tmp_path):
+    task, data = SETTINGS[name](tmp_path, 16)
+    with pytest.raises(InputError, match="pass method='trace' with example_inputs"):
+        task.to_torchscript()
+    inputs = next(iter(data.train_dataloader()))[0]
+    traced = task.to_torchscript(method="trace", example_inputs=inputs)
+    assert torch.allclose(traced(inputs), task.eval()(inputs))

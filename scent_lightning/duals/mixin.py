@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
 import lightning as L
-import torch
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from scent_lightning.checkpoint import local_path, read_checkpoint
+from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import exchange
 from scent_lightning.duals.updates import DualUpdate
 from scent_lightning.duals.variable import DualVariable, IfChanged, Placement
@@ -112,7 +112,7 @@ class DualVariableMixin(L.LightningModule):
         self._ddp_params_and_buffers_to_ignore += [f"duals.{name}.nu", f"duals.{name}.visited"]
         return variable
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def entropic_risk(self, name: str, scores: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
         r"""Mean dual objective of a batch; in training the dual variables at ``index`` are updated first.
 
@@ -144,7 +144,7 @@ class DualVariableMixin(L.LightningModule):
             return variable.entropic_risk(scores, index, mask, self.dual_progress())
         return variable.evaluate(scores, index, mask)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def entropic_risk_from(self, name: str, samples: Exponentials, index: Tensor) -> Tensor:
         """:meth:`entropic_risk` for a module that takes the exponentials of its scores itself, in training only.
 
@@ -269,6 +269,21 @@ class DualVariableMixin(L.LightningModule):
         super().on_fit_start()
         for variable in self.duals.values():
             cast(DualVariable, variable).check_trainable()
+
+    def to_torchscript(
+        self, file_path: Any = None, method: str | None = "script", example_inputs: Any = None, **kwargs: Any
+    ) -> Any:
+        """As Lightning's, but traced only: the table of ν cannot be turned into a script.
+
+        Raises:
+            InputError: ``method`` is "script".
+        """
+        if method == "script":
+            raise InputError(
+                "method 'script' cannot turn a module with dual variables into TorchScript; pass method='trace' with "
+                "example_inputs, or use torch.export.export"
+            )
+        return super().to_torchscript(file_path, method, example_inputs, **kwargs)
 
     @_restricted_classmethod
     def load_from_checkpoint(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from scent_lightning import functional
+from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import exchange
 from scent_lightning.duals.auto_step_size import AutoStepSize
 from scent_lightning.duals.updates import SCENT, DualUpdate
@@ -275,7 +276,7 @@ class DualVariable(nn.Module):
 
     # ---------------------------------------------------------------- training
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def entropic_risk(self, scores: Tensor, index: Tensor, mask: Tensor | None = None, progress: float = 0.0) -> Tensor:
         """Update ν at ``index`` and return the mean dual objective over the anchors that have a valid sample.
 
@@ -313,7 +314,7 @@ class DualVariable(nn.Module):
         self.commit(*evidence)
         return loss
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def prepare(
         self, scores: Tensor, index: Tensor, mask: Tensor | None = None, progress: float = 0.0
     ) -> tuple[Tensor, Evidence]:
@@ -356,7 +357,7 @@ class DualVariable(nn.Module):
         loss = _mean(objective, step, counts)
         return loss, (step, loss, objective, shifted)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def entropic_risk_from(self, samples: Exponentials, index: Tensor, progress: float = 0.0) -> Tensor:
         """:meth:`entropic_risk` for a module that takes the exponentials of its scores itself.
 
@@ -475,7 +476,7 @@ class DualVariable(nn.Module):
     def _step_scores(self, scores: Tensor, mask: Tensor | None, progress: float, nu: Tensor) -> Tensor:
         return self.update.step(nu, scores, mask, progress)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def evaluate(self, scores: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mean dual objective with the ν at hand, read only; an anchor never visited takes ν = ℓ.
 

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from scent_lightning.checkpoint import read_plain
+from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import DualUpdate, DualVariable, DualVariableMixin, exchange
 from scent_lightning.duals.variable import Placement, verify_together
 from scent_lightning.errors import InputError
@@ -179,7 +180,7 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
 
     # ---------------------------------------------------------------- loss
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def contrastive_risk(self, image: Tensor, text: Tensor, index: Tensor) -> Tensor:
         """The loss of a batch of embeddings; in training ν at ``index`` is updated first.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR
 
+from scent_lightning.compiling import outside_graphs
 from scent_lightning.errors import InputError
 from scent_lightning.optim import check_sgd
 
@@ -89,7 +90,7 @@ class TrainLossMixin(L.LightningModule):
         super().__init__(*args, **kwargs)
         self._epoch_loss = _Mean()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs
     def log_loss(self, loss: Tensor) -> bool:
         """Log the loss of a training step, where there is a Trainer: a ``self.log`` at each step would cost a third.
 
