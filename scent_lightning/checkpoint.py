@@ -25,6 +25,9 @@ __all__ = ["AtomicCheckpointIO"]
 # A file that nothing was written to for so long belongs to a process that was killed.
 ABANDONED_AFTER_S = 3600.0
 
+# In this file Lightning's spawned processes (ddp_spawn) leave the bare weights to the process that started them.
+OF_SPAWNED = ".temp.ckpt"
+
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Write a checkpoint beside the old one and put it in its place when it is complete; read it as plain data only.
@@ -102,6 +105,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return super().load_checkpoint(path, map_location, weights_only=True)
         if not local.exists():
             raise FileNotFoundError(f"checkpoint {local} does not exist")
+        if local.name == OF_SPAWNED:
+            return dict(read_plain(local, f"weights {local}", map_location))
         checkpoint = read_checkpoint(local, map_location, mmap=True)
         # An optimiser keeps the tensors it is given: these must not depend on the file any longer.
         return {

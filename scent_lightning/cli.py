@@ -109,19 +109,33 @@ def explain(message: str) -> str:
     return message
 
 
-def _of_data(name: str) -> Callable[[L.LightningDataModule], Any]:
-    """A function that gives the data module's attribute, or None where it has none; its name shows in ``--help``."""
+class _OfData:
+    """A function that gives the data module's attribute, or None where it has none; its name shows in ``--help``.
 
-    def tell(data: L.LightningDataModule) -> Any:
-        return getattr(data, name, None)
+    A class, since the parser is pickled where processes are spawned, and a function within a function cannot be.
+    """
 
-    tell.__name__ = name
-    return tell
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, data: L.LightningDataModule) -> Any:
+        return getattr(data, self.__name__, None)
 
 
 def _list(value: Any) -> list[Any]:
     """A setting that may be missing, one thing or a list of them, as a list."""
     return [] if value is None else list(value) if isinstance(value, list) else [value]
+
+
+def _replaces(given: Any, default: L.Callback) -> bool:
+    """Whether a callback of the configuration makes a default one needless."""
+    if isinstance(default, ProgressBar):
+        return isinstance(given, ProgressBar)
+    if isinstance(default, LastCheckpoint) and isinstance(given, ModelCheckpoint):
+        # Others keep the best or some of the epochs: there must be a state to go on from beside them. But of two that
+        # keep a last.ckpt, each would write over the other's.
+        return bool(given.save_last) or given.filename == given.CHECKPOINT_NAME_LAST
+    return isinstance(given, type(default))
 
 
 class NoProfiler(PassThroughProfiler):
@@ -154,7 +168,7 @@ class ScentCLI(LightningCLI):
             "were appended to the data; they start unvisited) or reset (all rows start unvisited).",
         )
         for name in ("num_anchors", "num_features", "num_classes"):
-            parser.link_arguments("data", f"model.init_args.{name}", _of_data(name), apply_on="instantiate")
+            parser.link_arguments("data", f"model.init_args.{name}", _OfData(name), apply_on="instantiate")
 
     def _parse_ckpt_path(self) -> None:
         """What is on the command line is what runs: a checkpoint's hyperparameters do not override it."""
@@ -188,9 +202,9 @@ class ScentCLI(LightningCLI):
         """Add the default callbacks and the way of checkpoints, each unless the configuration has one of its kind."""
         config = {**self._get(self.config_init, "trainer", default={}), **kwargs}
         callbacks, plugins = _list(config.get("callbacks")), _list(config.get("plugins"))
+        given = tuple(callbacks)
         for callback in default_callbacks(config, self.subcommand or "fit"):
-            kinds = [kind for kind in (ProgressBar, ModelCheckpoint, type(callback)) if isinstance(callback, kind)]
-            if not any(isinstance(other, kinds[0]) for other in callbacks):
+            if not any(_replaces(other, callback) for other in given):
                 callbacks.append(callback)
         of_strategy = getattr(config.get("strategy"), "_checkpoint_io", None)
         if of_strategy is None and not any(isinstance(plugin, CheckpointIO) for plugin in plugins):

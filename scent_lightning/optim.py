@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -164,11 +165,12 @@ def clip_gradients(parameters: Iterable[Tensor], max_value: float, by: str = "no
 
     Args:
         parameters: whose gradients to clip.
-        max_value: the largest norm of all gradients together, or the largest absolute value of each entry.
+        max_value: the largest norm of all gradients together, or the largest absolute value of each entry; 0 or less
+            does nothing, as for Lightning's ``gradient_clip_val``.
         by: "norm" or "value".
 
     Raises:
-        InputError: ``by`` is neither.
+        InputError: ``by`` is neither, or ``max_value`` is NaN.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(5, 2))
@@ -179,6 +181,10 @@ def clip_gradients(parameters: Iterable[Tensor], max_value: float, by: str = "no
     """
     if by not in ("norm", "value"):
         raise InputError(f"by must be 'norm' or 'value', got {by!r}")
+    if math.isnan(max_value):
+        raise InputError("max_value must be a number, got nan")
+    if max_value <= 0:
+        return
     gradients = []
     for parameter in parameters:
         if parameter.grad is None:

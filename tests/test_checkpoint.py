@@ -267,3 +267,13 @@ def test_from_an_open_file_nothing_is_run_either(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"holds a posix\.mkdir"):
         quiet_trainer(plugins=[AtomicCheckpointIO()]).validate(SoftmaxTask(24), SoftmaxData(), ckpt_path=path)
     assert not (tmp_path / "ran").exists()
+
+
+def test_the_weights_of_spawned_processes_are_read(tmp_path):
+    """Lightning hands them over without the rest of a checkpoint; in any other file they are refused."""
+    weights = {"weight": torch.arange(3.0)}
+    for name in (".temp.ckpt", "other.ckpt"):
+        AtomicCheckpointIO().save_checkpoint(weights, tmp_path / name)
+    assert torch.equal(AtomicCheckpointIO().load_checkpoint(tmp_path / ".temp.ckpt")["weight"], weights["weight"])
+    with pytest.raises(InputError, match="no checkpoint of a run"):
+        AtomicCheckpointIO().load_checkpoint(tmp_path / "other.ckpt")

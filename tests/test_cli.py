@@ -2,6 +2,7 @@
 
 import csv
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -16,7 +17,6 @@ import pytest
 import torch
 import yaml
 from lightning import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -171,12 +171,12 @@ def test_killed_and_resumed_run_ends_like_one_never_stopped(tmp_path):
     folder = part / "lightning_logs" / "version_0" / "checkpoints"
     deadline = time.time() + 120
     try:
-        while len(list(folder.glob("*.ckpt"))) < 2 and time.time() < deadline:
+        while len(list(folder.glob("epoch=*.ckpt"))) < 2 and time.time() < deadline:
             time.sleep(0.01)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    written = sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+    written = sorted(folder.glob("epoch=*.ckpt"), key=lambda path: path.stat().st_mtime)
     assert len(written) < 7, "the run was over before it was killed"
     assert torch.load(written[0], weights_only=True)["epoch"] == 19
     command(part, "fit", *common, "--ckpt_path", str(written[0]))
@@ -445,8 +445,49 @@ def test_checkpoints_are_atomic_unless_the_user_has_another_way(tables, argument
     assert type(without_running(*arguments).trainer.strategy.checkpoint_io) is kind
 
 
-def test_users_callbacks_replace_the_defaults_of_their_kind(tables):
-    cli = without_running("--trainer.callbacks", '[{"class_path": "ModelCheckpoint"}]')
-    kinds = [type(callback).__name__ for callback in cli.trainer.callbacks]
-    assert sum(isinstance(callback, ModelCheckpoint) for callback in cli.trainer.callbacks) == 1
-    assert {"DualVariableMonitor", "LearningRateMonitor", "TQDMProgressBar"} <= set(kinds)
+@pytest.mark.parametrize(
+    ("given", "kinds"),
+    [
+        ("ModelCheckpoint", ["ModelCheckpoint", "LastCheckpoint"]),
+        ("ModelCheckpoint, init_args: {monitor: train/loss, save_last: false}", ["ModelCheckpoint", "LastCheckpoint"]),
+        ("ModelCheckpoint, init_args: {every_n_train_steps: 3}", ["ModelCheckpoint", "LastCheckpoint"]),
+        ("ModelCheckpoint, init_args: {save_last: true}", ["ModelCheckpoint"]),
+        ("ModelCheckpoint, init_args: {save_last: link}", ["ModelCheckpoint"]),
+        ("ModelCheckpoint, init_args: {filename: last}", ["ModelCheckpoint"]),
+        ("scent_lightning.callbacks.LastCheckpoint, init_args: {at_most_every_s: 9}", ["LastCheckpoint"]),
+    ],
+)
+def test_there_is_a_last_checkpoint_beside_the_users(tables, given, kinds):
+    cli = without_running("--trainer.callbacks", f"[{{class_path: {given}}}]")
+    assert [type(callback).__name__ for callback in cli.trainer.checkpoint_callbacks] == kinds
+
+
+def test_users_progress_bar_replaces_the_default_one(tables):
+    cli = without_running("--trainer.callbacks", "[{class_path: TQDMProgressBar, init_args: {refresh_rate: 7}}]")
+    assert cli.trainer.progress_bar_callback.refresh_rate == 7
+
+
+@pytest.mark.parametrize(("every", "files"), [(10, 0), (2, 1), (1, 1)])
+def test_a_monitor_leaves_a_state_to_go_on_from(tables, tmp_path, every, files):
+    """Lightning writes the best one after validation: where none was, there is none."""
+    folder = tmp_path / "kept"
+    callback = f"{{class_path: ModelCheckpoint, init_args: {{dirpath: {folder}, monitor: train/loss, mode: min}}}}"
+    arguments = ["--config", CONFIG, "--trainer.callbacks", f"[{callback}]", "--trainer.max_epochs", "3"]
+    arguments += ["--trainer.check_val_every_n_epoch", str(every)]
+    main(["fit", *arguments, "--trainer.default_root_dir", str(tmp_path), "--trainer.enable_progress_bar", "false"])
+    assert len(list(folder.glob("epoch=*.ckpt"))) == files
+    assert len(list(tmp_path.rglob("last.ckpt"))) == 1
+
+
+def test_all_that_spawned_processes_are_sent_can_be(tables):
+    """The Trainer's callbacks hold the parser, which writes the configuration."""
+    cli = without_running("--trainer.strategy", "ddp_spawn", "--trainer.accelerator", "cpu", "--trainer.devices", "2")
+    for part in (cli.parser, cli.model, cli.datamodule, cli.trainer):
+        assert type(pickle.loads(pickle.dumps(part))) is type(part)
+
+
+@pytest.mark.slow
+def test_spawned_processes(tmp_path):
+    spawned = ["--trainer.strategy", "ddp_spawn", "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
+    command(tmp_path, "fit", "--config", CONFIG, "--trainer.max_epochs", "1", *spawned)
+    assert len(list(tmp_path.rglob("last.ckpt"))) == 1

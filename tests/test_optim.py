@@ -216,3 +216,22 @@ def test_steps_stay_integers_through_a_checkpoint():
     assert loaded.state[parameter]["last_step"].dtype == torch.int64
     assert loaded.state[parameter]["last_step"].tolist() == [0, 257, 0, 0]
     assert loaded.state[parameter]["last_step"] is not state["state"][0]["last_step"]
+
+
+@pytest.mark.parametrize("by", ["norm", "value"])
+@pytest.mark.parametrize("limit", [0, 0.0, -1, -1e-9])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_limit_of_zero_or_less_does_not_clip(by, limit, sparse):
+    """Lightning's own clipping passes over these values, too."""
+    weight = start()
+    rows, factors = next(batches())
+    loss_of(weight, rows, factors, sparse).backward()
+    before = weight.grad.clone().to_dense()
+    clip_gradients([weight], limit, by=by)
+    assert torch.equal(weight.grad.to_dense(), before)
+    assert before.abs().max() > 0
+
+
+def test_a_limit_must_be_a_number():
+    with pytest.raises(InputError, match="max_value must be a number, got nan"):
+        clip_gradients([start()], float("nan"))

@@ -51,26 +51,37 @@ class LastCheckpoint(ModelCheckpoint):
         super().__init__(save_top_k=0, save_last=True)
         self.at_most_every_s = at_most_every_s
         self.at_least_every_s = at_least_every_s
-        self._written_at = self._epoch_began = -math.inf
+        self._written_at = -math.inf
+        self._epoch_began: float | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the first one."""
         super().on_train_start(trainer, pl_module)
         self._check_finite(pl_module, "before the first step")
         self._last_global_step_saved = -1  # of this run nothing is written
-        self._epoch_began = time.monotonic()
+        self._epoch_began = None
+        self._watch_steps(True)
         self._write(trainer)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Take the time of a whole epoch: the Trainer passes over this where a run is resumed within one."""
+        self._epoch_began = time.monotonic()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write one in its place, if it is time."""
         self._check_finite(pl_module, f"at the end of epoch {trainer.current_epoch}")
         if self._is_due(trainer, self.at_most_every_s):
             self._write(trainer)
-        now = time.monotonic()
-        if trainer.strategy.broadcast(now - self._epoch_began < self.at_least_every_s / 2):
-            # Epochs are short, and a hook at every step costs 2 % of a small one: the Trainer passes over None.
+        if self._epoch_began is not None:
+            is_long = time.monotonic() - self._epoch_began >= self.at_least_every_s / 2
+            self._watch_steps(trainer.strategy.broadcast(is_long))
+
+    def _watch_steps(self, watch: bool) -> None:
+        """Where epochs are short, a hook at every step costs 2 % of a small one: the Trainer passes over None."""
+        if watch:
+            self.__dict__.pop("on_train_batch_end", None)
+        else:
             self.on_train_batch_end = None  # type: ignore[assignment,method-assign]
-        self._epoch_began = now
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -327,6 +327,7 @@ class ImageTextDataModule(_FeatureDataModule):
         val_rows: int = 500,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, num_workers)
+        self._given_batch_size = batch_size
         if source not in get_args(Source):
             raise InputError(f"source must be one of {', '.join(get_args(Source))}, got {source!r}")
         if source == "shapes":
@@ -465,10 +466,14 @@ class ImageTextDataModule(_FeatureDataModule):
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled training batches."""
         split = self._train_split()
-        check_batch_size(self.batch_size, len(split))
         replicas, rank, epoch = place_in_run(self.trainer)
+        batch_size = self.batch_size
+        if batch_size == self._given_batch_size:
+            check_batch_size(batch_size, len(split))
+        else:  # changed since, as by BatchSizeFinder, which tries larger ones until all rows are in a batch
+            batch_size = min(batch_size, len(split) // replicas if self.drop_last else len(split))
         return batch_loader(
-            split, self.batch_size, True, replicas, rank, self.num_workers, epoch=epoch, drop_last=self.drop_last
+            split, batch_size, True, replicas, rank, self.num_workers, epoch=epoch, drop_last=self.drop_last
         )
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:

@@ -372,6 +372,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         self.path = Path(path)
         self.dataset = dataset
         self.positives_per_batch = positives_per_batch
+        self._given_sizes = batch_size, positives_per_batch
         self.positive_classes = positive_classes
         self.negative_classes = negative_classes
         self.removed_positives = removed_positives
@@ -455,9 +456,23 @@ class ImbalancedImageDataModule(_FeatureDataModule):
     def _train_split(self) -> _BinarySplit:
         return self._split("train", augment=self.augment)
 
+    def _class_sizes(self, replicas: int) -> tuple[int, int]:
+        """Positive and negative rows of a batch.
+
+        A batch size that was changed since, as by BatchSizeFinder, keeps their shares as far as there are rows.
+        """
+        positives = self.positives_per_batch
+        given, given_positives = self._given_sizes
+        if self.batch_size == given:
+            return positives, self.batch_size - positives
+        if positives == given_positives:
+            positives = min(max(1, round(self.batch_size * positives / given)), self.batch_size - 1)
+        negatives = self.batch_size - positives
+        return min(positives, self.num_positives // replicas), min(negatives, self.num_negatives // replicas)
+
     def _sampler(self) -> StratifiedBatchSampler:
         replicas, rank, epoch = place_in_run(self.trainer)
-        positives, negatives = self.positives_per_batch, self.batch_size - self.positives_per_batch
+        positives, negatives = self._class_sizes(replicas)
         check_class_size("positives_per_batch", positives, replicas, self.num_positives, "positive")
         check_class_size("batch_size − positives_per_batch", negatives, replicas, self.num_negatives, "negative")
         sampler = StratifiedBatchSampler(

@@ -10,12 +10,13 @@ from typing import Any, cast, get_args
 
 import lightning as L
 from lightning.pytorch.callbacks import Timer
-from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from scent_lightning.checkpoint import local_path, read_checkpoint
+from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import exchange
 from scent_lightning.duals.updates import DualUpdate
 from scent_lightning.duals.variable import DualVariable, IfChanged, Placement
@@ -115,6 +116,7 @@ class DualVariableMixin(L.LightningModule):
         self._ddp_params_and_buffers_to_ignore += [f"duals.{name}.nu", f"duals.{name}.visited"]
         return variable
 
+    @outside_graphs
     def entropic_risk(
         self, name: str, scores: Tensor, index: Tensor, mask: Tensor | None = None, *, progress: float | None = None
     ) -> Tensor:
@@ -147,10 +149,11 @@ class DualVariableMixin(L.LightningModule):
         """
         variable = self._dual(name)
         if self.updates_duals():
-            progress = self._progress() if progress is None else check_progress(progress)
+            progress = self.dual_progress() if progress is None else check_progress(progress)
             return variable.entropic_risk(scores, index, mask, progress)
         return variable.evaluate(scores, index, mask)
 
+    @outside_graphs
     def entropic_risk_from(self, name: str, samples: Exponentials, index: Tensor) -> Tensor:
         """:meth:`entropic_risk` for a module that takes the exponentials of its scores itself, in training only.
 
@@ -168,7 +171,7 @@ class DualVariableMixin(L.LightningModule):
         """
         if not self.updates_duals():
             raise InputError("entropic_risk_from moves the dual variables, in training only; elsewhere: entropic_risk")
-        return self._dual(name).entropic_risk_from(samples, index, self._progress())
+        return self._dual(name).entropic_risk_from(samples, index, self.dual_progress())
 
     def _dual(self, name: str) -> DualVariable:
         variable = self.duals._modules.get(name)
@@ -192,12 +195,22 @@ class DualVariableMixin(L.LightningModule):
         """Fraction of the run that is done, in [0, 1], for step sizes that depend on it.
 
         Counted in epochs against ``max_epochs``, in optimiser steps against ``max_steps`` and in seconds against
-        ``max_time``, whichever comes first. Without a Trainer it is what :meth:`set_dual_progress` was told, or 0.
+        ``max_time``, whichever comes first. Without a Trainer it is what :meth:`set_dual_progress` was told; else 0,
+        with one warning if a step size depends on it.
 
         Raises:
             InputError: the run has no end and a step size follows a schedule.
         """
-        return self._progress() or 0.0
+        trainer = self._trainer
+        if trainer is None or trainer.state.stage is not RunningStage.TRAINING:
+            if self._progress_told is None:
+                for variable in self._variables():
+                    variable.unknown_progress()
+            return self._progress_told or 0.0
+        progress = run_progress(trainer)
+        if progress is None:
+            self._check_constant()
+        return progress or 0.0
 
     def set_dual_progress(self, progress: float) -> None:
         """Tell how much of the run is done where there is no Trainer: in a plain loop, or under Fabric.
@@ -209,17 +222,6 @@ class DualVariableMixin(L.LightningModule):
             ValueError: no number in [0, 1].
         """
         self._progress_told = check_progress(progress)
-
-    def _progress(self) -> float | None:
-        """:meth:`dual_progress`, None where nobody said."""
-        trainer = self._trainer
-        if trainer is None or trainer.state.stage is not RunningStage.TRAINING:
-            return self._progress_told
-        progress = run_progress(trainer)
-        if progress is None:
-            self._check_constant()
-            return 0.0
-        return progress
 
     def _check_constant(self) -> None:
         for name, variable in self.duals.items():
@@ -253,6 +255,8 @@ class DualVariableMixin(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take what :meth:`on_save_checkpoint` added; older formats are known.
 
+        The random states and the place in the run belong to a run that is resumed, and to no other.
+
         Raises:
             InputError: a newer format than this package knows.
         """
@@ -266,8 +270,9 @@ class DualVariableMixin(L.LightningModule):
             raise InputError(
                 f"the checkpoint has format {added['format']} of a newer scent_lightning; this one knows 0 to {FORMAT}"
             )
-        self._random_states = added.get("random_states")
-        self._progress_saved = added.get("progress")
+        resumed = self._trainer is not None and self._trainer.state.fn is TrainerFn.FITTING
+        self._random_states = added.get("random_states") if resumed else None
+        self._progress_saved = added.get("progress") if resumed else None
         for variable in self.duals.values():
             cast(DualVariable, variable).if_changed = self.if_changed_data
 
@@ -327,6 +332,21 @@ class DualVariableMixin(L.LightningModule):
         super().on_fit_start()
         for variable in self.duals.values():
             cast(DualVariable, variable).check_trainable()
+
+    def to_torchscript(
+        self, file_path: Any = None, method: str | None = "script", example_inputs: Any = None, **kwargs: Any
+    ) -> Any:
+        """As Lightning's, but traced only: the table of ν cannot be turned into a script.
+
+        Raises:
+            InputError: ``method`` is "script".
+        """
+        if method == "script":
+            raise InputError(
+                "method 'script' cannot turn a module with dual variables into TorchScript; pass method='trace' with "
+                "example_inputs, or use torch.export.export"
+            )
+        return super().to_torchscript(file_path, method, example_inputs, **kwargs)
 
     @_restricted_classmethod
     def load_from_checkpoint(

@@ -6,9 +6,9 @@ import copy
 import ctypes
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.swa_utils import AveragedModel
 
 from scent_lightning import functional
+from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import exchange
 from scent_lightning.duals.auto_step_size import AutoStepSize
 from scent_lightning.duals.updates import DualUpdate
@@ -59,8 +60,14 @@ class DualStep(NamedTuple):
     row_weight: Tensor | None = None
 
 
+# The arguments of DualVariable.commit: a step, its loss, the objective of each row, and the scores.
+Evidence: TypeAlias = tuple[DualStep, Tensor, Tensor | None, Tensor | None]
+
+
 class DualVariable(nn.Module):
     """A table of ν with the update that moves it.
+
+    ``torch.compile`` leaves the table out of its graphs: what a step does depends on the numbers in it.
 
     ν is float32 whatever the module is cast to. Both tables move with the module and are in its state dict, but they
     are no buffers: an average of the weights (:class:`torch.optim.swa_utils.AveragedModel` and the callbacks built on
@@ -307,6 +314,7 @@ class DualVariable(nn.Module):
 
     # ---------------------------------------------------------------- training
 
+    @outside_graphs
     def entropic_risk(
         self, scores: Tensor, index: Tensor, mask: Tensor | None = None, progress: float | None = None
     ) -> Tensor:
@@ -332,7 +340,7 @@ class DualVariable(nn.Module):
         """
         self.check_trainable()
         if progress is None:
-            progress = self._unknown_progress()
+            progress = self.unknown_progress()
         if exchange.distributed():
             rows = exchange.checked(self._check_batch, scores, index, mask)
         else:
@@ -346,6 +354,30 @@ class DualVariable(nn.Module):
                 loss = self._one_anchor(scores, rows, progress)
                 if loss is not None:
                     return loss
+        loss, evidence = self._prepare(scores, rows, mask, progress)
+        self.commit(*evidence)
+        return loss
+
+    @outside_graphs
+    def prepare(
+        self, scores: Tensor, index: Tensor, mask: Tensor | None = None, progress: float | None = None
+    ) -> tuple[Tensor, Evidence]:
+        """:meth:`entropic_risk` with nothing written yet, for a loss over several tables.
+
+        Arguments and errors as :meth:`entropic_risk`.
+
+        Returns:
+            What it returns; and the arguments of :meth:`verify` and :meth:`commit`, which raise if it is not finite.
+        """
+        self.check_trainable()
+        if progress is None:
+            progress = self.unknown_progress()
+        check: Callable[..., Tensor] = self._check_batch
+        many = exchange.distributed()
+        rows = exchange.checked(check, scores, index, mask) if many else check(scores, index, mask)
+        return self._prepare(scores, rows, mask, progress)
+
+    def _prepare(self, scores: Tensor, rows: Tensor, mask: Tensor | None, progress: float) -> tuple[Tensor, Evidence]:
         with torch.no_grad():
             counts, may_be_empty = count_valid(scores, mask)
             largest, shifted = functional.shift_by_largest(scores, mask)
@@ -366,14 +398,14 @@ class DualVariable(nn.Module):
         if update.needs_scores:
             step_scores = partial(self._step_scores, scores.detach(), mask, progress)
         if update.has_exponential_objective:
-            return self._risk(samples, rows, progress, step_scores)
+            return self._prepare_from(samples, rows, progress, step_scores)
         with torch.no_grad():
             step = self._propose_from(samples, rows, progress, step_scores)
         objective = update.objective(step.nu, scores, mask)
         loss = _mean(objective, step, counts)
-        self.commit(step, loss, objective, shifted)
-        return loss
+        return loss, (step, loss, objective, shifted)
 
+    @outside_graphs
     def entropic_risk_from(self, samples: Exponentials, index: Tensor, progress: float | None = None) -> Tensor:
         """:meth:`entropic_risk` for a module that takes the exponentials of its scores itself.
 
@@ -392,13 +424,15 @@ class DualVariable(nn.Module):
             raise InputError(f"{self.update!r} of dual variable {self.name!r} needs the scores themselves")
         self.check_trainable()
         if progress is None:
-            progress = self._unknown_progress()
+            progress = self.unknown_progress()
         size = samples.largest.shape[0]
         if exchange.distributed():
             rows = exchange.checked(self.check_index, index, size)
         else:
             rows = self.check_index(index, size)
-        return self._risk(samples, rows, progress)
+        loss, evidence = self._prepare_from(samples, rows, progress)
+        self.commit(*evidence)
+        return loss
 
     @property
     def takes_exponentials(self) -> bool:
@@ -415,14 +449,14 @@ class DualVariable(nn.Module):
         log_mean = functional.log_mean_exp_from(samples.largest, samples.mean)
         return self.propose(rows, log_mean, samples.counts, progress, step_scores)
 
-    def _risk(
+    def _prepare_from(
         self,
         samples: Exponentials,
         rows: Tensor,
         progress: float,
         step_scores: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
-        """Move ν and give the mean exponential objective."""
+    ) -> tuple[Tensor, Evidence]:
+        """The mean exponential objective at the new ν."""
         counts = samples.counts
         with torch.no_grad():
             step = self._propose_from(samples, rows, progress, step_scores)
@@ -435,8 +469,7 @@ class DualVariable(nn.Module):
                 weight = weight / (valid_rows(objective, counts) * number)
             else:
                 weight = weight * step.row_weight.to(weight.dtype) / number
-            self.commit(step, loss, objective, samples.shifted)
-        return samples.with_gradient(loss, weight)
+        return samples.with_gradient(loss, weight), (step, loss, objective, samples.shifted)
 
     def _one_anchor(self, scores: Tensor, rows: Tensor, progress: float) -> Tensor | None:
         """:meth:`entropic_risk` of one row on the CPU in plain numbers: the same, in a quarter of the calls.
@@ -498,7 +531,8 @@ class DualVariable(nn.Module):
         finally:
             update.max_log_weight = limit
 
-    def _unknown_progress(self) -> float:
+    def unknown_progress(self) -> float:
+        """The progress where nobody says it: 0, with one warning if the step size depends on it."""
         if self.update.needs_progress:
             self._warn_once(
                 "progress",
@@ -513,6 +547,7 @@ class DualVariable(nn.Module):
             self._warned.add(what)
             rank_zero_warn(message)
 
+    @outside_graphs
     def evaluate(self, scores: Tensor, index: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mean dual objective with the ν at hand, read only; an anchor never visited takes ν = ℓ.
 
@@ -779,6 +814,27 @@ def _share_with_average(average: nn.Module, name: str, module: nn.Module | None)
 
 # torch asks this at every assignment of a module to a module; the average takes its copy so.
 register_module_module_registration_hook(_share_with_average)
+
+
+def verify_together(parts: Sequence[tuple[DualVariable, DualStep, Tensor]], loss: Tensor) -> None:
+    """Raise unless the steps of several tables with one loss are all finite; the error is of the table at fault.
+
+    Args:
+        parts: each table with its step and the exponential objective of each of its rows, shape ``(B,)``, which is
+            infinite wherever ν is.
+        loss: this process's loss over all of them, a scalar.
+
+    Raises:
+        DualDivergenceError: something is not finite, in any process; nothing is written.
+    """
+    suspicious = not math.isfinite(loss.item())
+    if not (exchange.any_rank(suspicious) if exchange.distributed() else suspicious):
+        return
+    for variable, step, objective in parts:
+        seen = objective.to(loss.dtype)  # a wider one may hold what the loss cannot
+        variable._raise_if_diverged(step, seen.mean(), seen, None)
+    variable, step, objective = parts[0]
+    variable._raise_if_diverged(step, loss, objective, None)
 
 
 def _zeros_in_main_memory(size: int, dtype: torch.dtype) -> Tensor:

@@ -17,15 +17,16 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from scent_lightning.checkpoint import read_plain
+from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import DualUpdate, DualVariable, DualVariableMixin, exchange
-from scent_lightning.duals.variable import Placement
+from scent_lightning.duals.variable import Placement, verify_together
 from scent_lightning.errors import InputError
 from scent_lightning.functional import Everyone, contrastive_log_means, contrastive_loss, contrastive_scores
 from scent_lightning.metrics import RetrievalRecall
 from scent_lightning.metrics.entropic_risk import check_tau
 from scent_lightning.optional import of_vision
 from scent_lightning.progress import ProgressLR
-from scent_lightning.tasks.training import cosine, logs_this_step, run_length
+from scent_lightning.tasks.training import TrainLossMixin, cosine, run_length
 
 __all__ = ["CLIPTask"]
 
@@ -33,7 +34,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 _IMAGE, _TEXT = "image", "text"
 
 
-class CLIPTask(DualVariableMixin, L.LightningModule):
+class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
     r"""CLIP by the robust global contrastive loss, with a dual variable for every image and every text.
 
     .. math:: \min_{w, \tau} \frac{\tau}{n} \sum_i \sum_{k = 1, 2}
@@ -56,7 +57,8 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
         architecture: a model of open_clip: its name, the path of its configuration (a .json file), or the configuration
             itself (``embed_dim``, ``vision_cfg``, ``text_cfg``).
         pretrained: weights to start from: a tag of open_clip's (downloaded) or a file.
-        tau: temperature τ, above 0; where it starts if it is learned.
+        tau: temperature τ, above 0; where it starts if it is learned. None takes that of the pretrained weights, in the
+            range of the two below, or 0.07 without any.
         learn_tau: learn τ, one for all pairs.
         min_tau: smallest τ that is allowed to be learned.
         max_tau: largest τ that is allowed to be learned.
@@ -104,7 +106,7 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
         dual: DualUpdate,
         architecture: str | dict[str, Any] = "ViT-B-32",
         pretrained: str | None = None,
-        tau: float = 0.07,
+        tau: float | None = None,
         learn_tau: bool = True,
         min_tau: float = 0.01,
         max_tau: float = 1.0,
@@ -124,8 +126,9 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
         dual_placement: Placement = "module",
     ) -> None:
         super().__init__()
-        check_tau(tau)
-        if not 0 < min_tau <= tau <= max_tau < math.inf:
+        if tau is not None:
+            check_tau(tau)
+        if not 0 < min_tau <= (min_tau if tau is None else tau) <= max_tau < math.inf:
             raise InputError(f"min_tau, tau and max_tau must rise from above 0, got {min_tau!r}, {tau!r}, {max_tau!r}")
         for name, value in (("epsilon", epsilon), ("weight_decay", weight_decay), ("warmup_steps", warmup_steps)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
@@ -141,6 +144,8 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
         architecture = read_architecture(architecture)
         self.save_hyperparameters()
         self.model = build_model(architecture, pretrained)
+        if tau is None:
+            tau = _start_of_tau(self.model, pretrained, min_tau, max_tau)
         self.tau = nn.Parameter(torch.tensor(float(tau)), requires_grad=learn_tau)
         self.min_tau, self.max_tau = min_tau, max_tau
         self.rho = rho
@@ -154,6 +159,10 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
         self.chunk = chunk
         # The model's own temperature is not trained: it follows τ, so that the model can leave the task at any time.
         self.model.logit_scale.requires_grad_(False)
+        if getattr(self.model, "logit_bias", None) is not None:
+            # A bias of all logits, for sigmoid losses, drops out of the scores: it has no gradient, for which several
+            # processes would wait.
+            self.model.logit_bias.requires_grad_(False)
         self._follow_tau()
         if grad_checkpointing:
             self.model.set_grad_checkpointing()
@@ -172,6 +181,7 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
 
     # ---------------------------------------------------------------- loss
 
+    @outside_graphs
     def contrastive_risk(self, image: Tensor, text: Tensor, index: Tensor) -> Tensor:
         """The loss of a batch of embeddings; in training ν at ``index`` is updated first.
 
@@ -214,8 +224,7 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
         loss, *objectives = contrastive_loss(
             image, text, tau, means, steps[0].nu, steps[1].nu, self.rho, self.epsilon, everyone
         )
-        for dual, step, objective in zip(duals, steps, objectives, strict=True):
-            dual.verify(step, loss, objective)
+        verify_together(list(zip(duals, steps, objectives, strict=True)), loss)
         for dual, step in zip(duals, steps, strict=True):
             dual.write(step)
         return loss
@@ -223,10 +232,17 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
     def _risk_from_scores(self, image: Tensor, text: Tensor, index: Tensor, everyone: Everyone | None) -> Tensor:
         """The plain way, for an update that needs the scores themselves."""
         *scores, mask = contrastive_scores(image, text, self.tau, everyone)
-        risks = [
-            self.entropic_risk(name, side, index, mask) for name, side in zip((_IMAGE, _TEXT), scores, strict=True)
-        ]
-        return self.tau * (risks[0] + risks[1] + 2 * self.rho)
+        duals = [cast(DualVariable, self.duals[name]) for name in (_IMAGE, _TEXT)]
+        if not self.updates_duals():
+            risks = [dual.evaluate(side, index, mask) for dual, side in zip(duals, scores, strict=True)]
+            return self.tau * (risks[0] + risks[1] + 2 * self.rho)
+        progress = self.dual_progress()
+        prepared = [dual.prepare(side, index, mask, progress) for dual, side in zip(duals, scores, strict=True)]
+        for dual, (_, evidence) in zip(duals, prepared, strict=True):
+            dual.verify(*evidence)
+        for dual, (_, evidence) in zip(duals, prepared, strict=True):
+            dual.write(evidence[0])
+        return self.tau * (prepared[0][0] + prepared[1][0] + 2 * self.rho)
 
     # ---------------------------------------------------------------- steps
 
@@ -243,8 +259,7 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
             return None
         image, text = self(images, texts)
         loss = self.contrastive_risk(image, text, index)
-        if logs_this_step(self._trainer):
-            self.log("train/loss", loss, prog_bar=True)
+        if self.log_loss(loss):
             self.log("train/tau", self.tau.detach())
         return loss
 
@@ -327,6 +342,16 @@ class CLIPTask(DualVariableMixin, L.LightningModule):
 
         scheduler = ProgressLR(optimizer, factor, self.trainer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def _start_of_tau(model: Any, pretrained: str | None, min_tau: float, max_tau: float) -> float:
+    """The temperature that pretrained weights were trained to, in the range allowed; or what CLIP starts from."""
+    tau = 0.07 if pretrained is None else math.exp(-float(model.logit_scale))
+    allowed = min(max(tau, min_tau), max_tau)
+    if not math.isclose(tau, allowed, rel_tol=1e-4):
+        what = "the default" if pretrained is None else f"that of {pretrained}"
+        rank_zero_warn(f"tau starts at {allowed:.4g}, the nearest to {what} ({tau:.4g}) from min_tau to max_tau")
+    return allowed
 
 
 def text_group(tokens: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any, Literal, cast
 
 import lightning as L
@@ -15,7 +17,7 @@ from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.metrics.entropic_risk import EntropicRisk, check_tau
-from scent_lightning.tasks.training import LearningRateSchedule, check_optimization, logs_this_step, scheduled_optimizer
+from scent_lightning.tasks.training import LearningRateSchedule, TrainLossMixin, check_optimization, scheduled_optimizer
 
 __all__ = ["DRORegressionTask"]
 
@@ -23,7 +25,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 _ANCHOR = "nu"
 
 
-class DRORegressionTask(DualVariableMixin, L.LightningModule):
+class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
     r"""Regression that minimises the entropic risk of the loss, that is, its worst case under a KL penalty.
 
     .. math:: \min_w \tau \log \frac{1}{n} \sum_i \exp\frac{\text{loss}(f_w(x_i), y_i)}{\tau}
@@ -202,8 +204,7 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
         features, target, _ = batch
         scores = (self.losses(self(features), target) / self.tau).unsqueeze(0)
         loss = self.tau * self.entropic_risk(_ANCHOR, scores, self.anchor)
-        if logs_this_step(self._trainer):
-            self.log("train/loss", loss, prog_bar=True)
+        self.log_loss(loss)
         return loss
 
     def _evaluate(self, stage: str, batch: Batch) -> None:
@@ -226,15 +227,17 @@ class DRORegressionTask(DualVariableMixin, L.LightningModule):
         self._evaluate("test", batch)
 
     def on_predict_epoch_start(self) -> None:
-        """Sum exp(loss/τ) over all rows first: a worst-case weight is relative to all of them."""
+        """Sum exp(loss/τ) over all rows that are predicted first: a worst-case weight is relative to all of them."""
         risk = EntropicRisk(self.tau).to(self.device)
         loaders: Any = self.trainer.predict_dataloaders
-        for loader in loaders if isinstance(loaders, list) else [loaders]:
-            for batch in _again(loader):
+        limits = self.trainer.predict_loop.max_batches
+        for loader, limit in zip(loaders if isinstance(loaders, list) else [loaders], limits, strict=True):
+            for batch in itertools.islice(_again(loader), None if math.isinf(limit) else int(limit)):
                 features, target, _ = self.trainer.strategy.batch_to_device(
                     self.trainer.precision_plugin.convert_input(batch)
                 )
-                risk.update(self.losses(self(features), target))
+                with self.trainer.precision_plugin.predict_step_context():  # as the Trainer's own pass
+                    risk.update(self.losses(self(features), target))
         rows = self.trainer.strategy.reduce(risk.count.double(), reduce_op="sum")
         self._log_total = risk.compute() / self.tau + cast(Tensor, rows).log()
 

@@ -21,7 +21,7 @@ from scent_lightning.functional import at_least_float32
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Negatives
 from scent_lightning.optim import RowSparseSGD, average_sparse_gradient, clip_gradients
 from scent_lightning.random_state import seed_of
-from scent_lightning.tasks.training import LearningRateSchedule, check_optimization, logs_this_step, scheduled_optimizer
+from scent_lightning.tasks.training import LearningRateSchedule, TrainLossMixin, check_optimization, scheduled_optimizer
 
 __all__ = ["ExtremeClassificationTask"]
 
@@ -30,7 +30,7 @@ _ANCHOR = "nu"
 _PLACEHOLDER = "ddp_placeholder.0"
 
 
-class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
+class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
     r"""Softmax classification over up to millions of classes, at a cost a step that does not grow with them.
 
     .. math:: \min_W \frac{1}{n} \sum_i \log \frac{1}{K - 1} \sum_{k \neq y_i} \exp h_i^\top (w_k - w_{y_i})
@@ -193,10 +193,8 @@ class ExtremeClassificationTask(DualVariableMixin, L.LightningModule):
             loss = self.entropic_risk(_ANCHOR, scores, index, mask)
         for placeholder in self.ddp_placeholder:
             loss = loss + 0 * placeholder
-        if logs_this_step(self._trainer):
-            self.log("train/loss", loss, prog_bar=True)
-            if (step := variable.last_step) is not None:
-                self.log("train/cross_entropy", softplus(step.nu + math.log(self.head.num_classes - 1)).mean())
+        if self.log_loss(loss) and (step := variable.last_step) is not None:
+            self.log("train/cross_entropy", softplus(step.nu + math.log(self.head.num_classes - 1)).mean())
         return loss
 
     def _loss_is_own(self) -> bool:

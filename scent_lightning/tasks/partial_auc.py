@@ -21,8 +21,8 @@ from scent_lightning.metrics import OneWayPartialAUC, PartialAUCObjective, TwoWa
 from scent_lightning.metrics.entropic_risk import check_tau
 from scent_lightning.tasks.training import (
     LearningRateSchedule,
+    TrainLossMixin,
     check_optimization,
-    logs_this_step,
     scheduled_optimizer,
 )
 
@@ -35,7 +35,7 @@ Loss = Literal["partial_auc", "cross_entropy"]
 _ANCHOR = "nu"
 
 
-class PartialAUCTask(DualVariableMixin, L.LightningModule):
+class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
     r"""Binary classification that maximises the left end of the ROC curve, for few positives among many negatives.
 
     .. math:: \min_w \frac{1}{n_+} \sum_{i \in S_+} \tau \log \frac{1}{n_-} \sum_{j \in S_-}
@@ -271,8 +271,7 @@ class PartialAUCTask(DualVariableMixin, L.LightningModule):
                 scores.index_select(0, positives), negative_scores, self.surrogate, self.margin, self.tau
             )
             loss = self.tau * self.entropic_risk(_ANCHOR, losses, index[positives.to(index.device)])
-        if logs_this_step(self._trainer):
-            self.log("train/loss", loss, prog_bar=True)
+        self.log_loss(loss)
         return loss
 
     def _evaluate(self, stage: str, batch: Batch) -> dict[str, Tensor]:

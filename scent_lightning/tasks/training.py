@@ -6,13 +6,18 @@ import math
 from typing import Any, Literal, get_args
 
 import lightning as L
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 from torch.optim import Optimizer
 
+from scent_lightning.compiling import outside_graphs
 from scent_lightning.errors import InputError
 from scent_lightning.optim import check_sgd
 from scent_lightning.progress import ProgressLR, run_progress
 
 LearningRateSchedule = Literal["cosine", "constant", "step"]
+_KEY = "scent_lightning_train_loss"
 
 
 def check_optimization(lr: float, momentum: float, weight_decay: float, lr_schedule: str) -> None:
@@ -62,9 +67,97 @@ def _thirds(progress: float, step: int) -> float:
     return 0.1 ** int(3 * progress + 1e-9) if progress < 1 else 0.01
 
 
-def logs_this_step(trainer: Any) -> bool:
-    """Whether the Trainer (None: there is none) writes what is logged at this training step."""
-    if trainer is None:
-        return False
-    every: int = trainer.log_every_n_steps
+def logs_this_step(trainer: L.Trainer) -> bool:
+    """Whether the Trainer writes what is logged at this training step."""
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
     return every > 0 and (trainer.fit_loop.epoch_loop.global_step + 1) % every == 0
+
+
+class _Mean:
+    """The mean of numbers that stay on their device: to add one is one addition there, and waits for nothing."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.total: Tensor | None = None
+        self.count = 0
+
+    def add(self, value: Tensor) -> None:
+        value = value.detach()
+        if self.total is None or self.total.device != value.device:
+            # A sum of many in float32 would lose digits; MPS has nothing wider.
+            kind = torch.float32 if value.device.type == "mps" else torch.float64
+            start = 0.0 if self.total is None else self.total
+            self.total = torch.zeros((), dtype=kind, device=value.device).add_(start)
+        self.total.add_(value)
+        self.count += 1
+
+    def compute(self) -> Tensor | None:
+        return None if self.total is None else (self.total / self.count).float()
+
+
+class TrainLossMixin(L.LightningModule):
+    """``train/loss`` of a task, for the log and for callbacks that monitor it.
+
+    The loss of a step is logged at logging steps, as ``train/loss``. At the end of an epoch, and where validation
+    starts within one, ``train/loss`` of ``trainer.callback_metrics`` is the mean over the epoch so far: early stopping,
+    the best checkpoint and ``ReduceLROnPlateau`` may monitor it. The log has the mean as ``train/loss_epoch``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._epoch_loss = _Mean()
+
+    @outside_graphs
+    def log_loss(self, loss: Tensor) -> bool:
+        """Log the loss of a training step, where there is a Trainer: a ``self.log`` at each step would cost a third.
+
+        Args:
+            loss: a scalar; in a distributed run this process's share, of which the mean is the whole.
+
+        Returns:
+            Whether this is a logging step.
+        """
+        if self._trainer is None:
+            return False
+        self._epoch_loss.add(loss)
+        if not logs_this_step(self._trainer):
+            return False
+        self.log("train/loss", loss, prog_bar=True)
+        return True
+
+    def on_train_epoch_start(self) -> None:
+        """Start the mean anew. The Trainer passes over this where a run is resumed within an epoch."""
+        super().on_train_epoch_start()
+        self._epoch_loss.reset()
+
+    def on_validation_epoch_start(self) -> None:
+        """Callbacks that look at the end of validation see the mean so far."""
+        super().on_validation_epoch_start()
+        of_training = self.trainer.state.fn is TrainerFn.FITTING and not self.trainer.sanity_checking
+        if of_training and (mean := self._epoch_loss.compute()) is not None:
+            self.log("train/loss", mean, logger=False, sync_dist=True)
+
+    def on_train_epoch_end(self) -> None:
+        """Log the epoch's mean, before the callbacks that monitor something look."""
+        super().on_train_epoch_end()
+        if (mean := self._epoch_loss.compute()) is not None:
+            # Of one name in the log, its steps and its means could not be told apart.
+            self.log("train/loss", mean, logger=False, sync_dist=True)
+            self.log("train/loss_epoch", mean, sync_dist=True)
+        self._epoch_loss.reset()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """A checkpoint from within an epoch holds its mean so far, over all processes."""
+        super().on_save_checkpoint(checkpoint)
+        if (mean := self._epoch_loss.compute()) is not None:
+            mean = self.trainer.strategy.reduce(mean, reduce_op="mean")  # type: ignore[assignment]
+            checkpoint[_KEY] = {"mean": mean.cpu(), "count": self._epoch_loss.count}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on from there."""
+        super().on_load_checkpoint(checkpoint)
+        self._epoch_loss.reset()
+        if (saved := checkpoint.get(_KEY)) is not None:
+            self._epoch_loss.total, self._epoch_loss.count = saved["mean"].double() * saved["count"], saved["count"]

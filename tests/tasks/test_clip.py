@@ -147,6 +147,70 @@ def test_a_bad_index_or_a_divergence_writes_nothing():
     assert not task.duals["text"].visited.any()
 
 
+@pytest.mark.parametrize("side", ["image", "text"])
+@pytest.mark.parametrize(
+    ("dual", "nu"),
+    [
+        (SCENT(-60.0), -500.0),  # a float64 would hold none of it
+        (SCENT(-60.0), -110.0),  # nor does float32 of this
+        (ASGD(1e-9), -500.0),
+        (SoftplusASGD(1e-9, 1e-3), -3e38),
+    ],
+    ids=repr,
+)
+def test_the_error_is_of_the_table_at_fault_and_its_rows_and_nothing_is_written(side, dual, nu):
+    task = task_of(dual)
+    images, texts = (tensor[:6] for tensor in pairs().tensors)
+    index = torch.tensor([3, 5, 0, 40, 7, 9])
+    task.duals[side].nu[40] = nu
+    task.duals[side].visited[40] = True
+    before = {name: value.clone() for name, value in task.state_dict().items() if name.startswith("duals.")}
+    with pytest.raises(DualDivergenceError, match=rf"'{side}'.* 1 anchor\(s\), first at index 40") as caught:
+        task.training_step((images, texts, index), 0)
+    assert caught.value.dual == side
+    if isinstance(dual, SCENT):
+        assert "a weight exp(score − ν) is too large" in str(caught.value)
+    after = task.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def weights_of_temperature(tau, folder):
+    task = task_of()
+    task.model.logit_scale.data.fill_(-math.log(tau))
+    torch.save(task.model.state_dict(), folder / "weights.pt")
+    return str(folder / "weights.pt")
+
+
+@pytest.mark.parametrize(
+    ("trained", "given", "expected"),
+    [(0.01, None, 0.01), (0.03, None, 0.03), (0.01, 0.07, 0.07), (0.03, 0.5, 0.5), (None, None, 0.07)],
+)
+@pytest.mark.filterwarnings("error:tau starts")
+def test_the_temperature_starts_at_that_of_the_pretrained_weights(tmp_path, trained, given, expected):
+    pretrained = None if trained is None else weights_of_temperature(trained, tmp_path)
+    task = task_of(pretrained=pretrained, tau=given)
+    assert task.tau.item() == pytest.approx(expected, rel=1e-5)
+    assert task.model.logit_scale.exp().item() == pytest.approx(1 / expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("trained", "expected"), [(0.001, 0.01), (5.0, 1.0)])
+def test_a_pretrained_temperature_out_of_range_is_the_nearest_in_it(tmp_path, trained, expected):
+    with pytest.warns(UserWarning, match=rf"tau starts at {expected:g}, the nearest to that of .* \({trained:g}\)"):
+        task = task_of(pretrained=weights_of_temperature(trained, tmp_path))
+    assert task.tau.item() == pytest.approx(expected)
+
+
+def test_the_bias_of_sigmoid_losses_is_not_trained():
+    """It has no gradient, for which several processes would wait."""
+    bias = {**ARCHITECTURE, "init_logit_bias": -10.0}
+    task = task_of(architecture=bias)
+    images, texts = (tensor[:6] for tensor in pairs().tensors)
+    task.training_step((images, texts, torch.arange(6)), 0).backward()
+    waiting = [name for name, p in task.named_parameters() if p.requires_grad and p.grad is None]
+    assert waiting == []
+    assert task.model.logit_bias.item() == -10.0
+
+
 def test_a_batch_of_one_is_skipped_and_warned_about_once():
     task = task_of()
     images, texts = (tensor[:1] for tensor in pairs().tensors)
