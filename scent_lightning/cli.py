@@ -19,12 +19,14 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, Pr
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_utilities.core.rank_zero import rank_zero_info
+from torch import Tensor
 
 from scent_lightning import data, duals, tasks
 from scent_lightning.callbacks import DualVariableMonitor, LastCheckpoint, PredictionWriter
 from scent_lightning.callbacks.lookup import tensorboard_loggers
-from scent_lightning.checkpoint import AtomicCheckpointIO
+from scent_lightning.checkpoint import AtomicCheckpointIO, local_path, read_checkpoint
 from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.duals.variable import IfChanged
 from scent_lightning.errors import InputError
@@ -109,10 +111,14 @@ def explain(message: str) -> str:
     return message
 
 
-def _of_data(name: str) -> Callable[[L.LightningDataModule], Any]:
-    """A function that gives the data module's attribute, or None where it has none; its name shows in ``--help``."""
+def _of_data(name: str, restore: Callable[[L.LightningDataModule], None]) -> Callable[[L.LightningDataModule], Any]:
+    """A function that gives the data module's attribute, or None where it has none; its name shows in ``--help``.
+
+    Before that ``restore`` hands the data module what a checkpoint holds of it: the sizes of the model follow from it.
+    """
 
     def tell(data: L.LightningDataModule) -> Any:
+        restore(data)
         return getattr(data, name, None)
 
     tell.__name__ = name
@@ -137,6 +143,8 @@ class NoProfiler(PassThroughProfiler):
 class ScentCLI(LightningCLI):
     """LightningCLI in subclass mode for the task and the data, with the dual update as an argument of its own."""
 
+    _restored: L.LightningDataModule | None = None
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``--dual`` and link what the task learns from it and from the data module."""
         parser.add_subclass_arguments(
@@ -154,7 +162,20 @@ class ScentCLI(LightningCLI):
             "were appended to the data; they start unvisited) or reset (all rows start unvisited).",
         )
         for name in ("num_anchors", "num_features", "num_classes"):
-            parser.link_arguments("data", f"model.init_args.{name}", _of_data(name), apply_on="instantiate")
+            parser.link_arguments(
+                "data", f"model.init_args.{name}", _of_data(name, self._restore_data), apply_on="instantiate"
+            )
+
+    def _restore_data(self, data: L.LightningDataModule) -> None:
+        """Hand the data module what the run's checkpoint holds of it, once."""
+        if self.subcommand is None or self._restored is data:
+            return
+        self._restored = data
+        path = local_path(self.config[self.subcommand].get("ckpt_path"))
+        if path is not None and path.exists():
+            state = read_checkpoint(path, mmap=True).get(type(data).__qualname__)
+            if state:
+                data.load_state_dict(apply_to_collection(state, Tensor, Tensor.clone))
 
     def _parse_ckpt_path(self) -> None:
         """What is on the command line is what runs: a checkpoint's hyperparameters do not override it."""

@@ -16,14 +16,14 @@ from scent_lightning.errors import InputError
 __all__ = ["IndexedTensorDataset", "ResumableLoader", "batch_loader", "sampled_loader"]
 
 
-class IndexedTensorDataset(Dataset[tuple[Tensor, ...]]):
+class IndexedTensorDataset(Dataset[tuple[Tensor | None, ...]]):
     """Tensors of equal length; item ``i`` is row ``i`` of each, and ``i`` itself.
 
     A :class:`~torch.utils.data.DataLoader` fetches a whole batch at once through ``__getitems__``: with
     :func:`batch_loader` there is no per-sample collation.
 
     Args:
-        *tensors: shape ``(n, …)`` each.
+        first, *others: shape ``(n, …)`` each; None, but for the first, gives None.
 
     Example:
         >>> dataset = IndexedTensorDataset(torch.tensor([10.0, 20.0, 30.0]))
@@ -31,18 +31,18 @@ class IndexedTensorDataset(Dataset[tuple[Tensor, ...]]):
         (tensor([30., 10.]), tensor([2, 0]))
     """
 
-    def __init__(self, *tensors: Tensor) -> None:
-        self.tensors = tensors
+    def __init__(self, first: Tensor, *others: Tensor | None) -> None:
+        self.tensors = (first, *others)
 
     def __len__(self) -> int:
-        return self.tensors[0].shape[0]
+        return cast(Tensor, self.tensors[0]).shape[0]
 
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        return (*(tensor[index] for tensor in self.tensors), torch.tensor(index))
+    def __getitem__(self, index: int) -> tuple[Tensor | None, ...]:
+        return (*(None if tensor is None else tensor[index] for tensor in self.tensors), torch.tensor(index))
 
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor | None, ...]:
         index = torch.as_tensor(indices, dtype=torch.int64)
-        return (*(tensor[index] for tensor in self.tensors), index)
+        return (*(None if tensor is None else tensor[index] for tensor in self.tensors), index)
 
 
 class PlaceInRun(NamedTuple):
