@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from scent_lightning.data.indexed import batch_loader, check_batch_size, place_in_run
+from scent_lightning.data.indexed import batch_loader, check_batch_size, evaluation_loader, place_in_run
 from scent_lightning.data.state import TrainedDataModule, fingerprint, sampled
 from scent_lightning.errors import InputError
 
@@ -110,7 +110,7 @@ class _FeatureDataModule(TrainedDataModule):
         return batch_loader(self._train_split(), self.batch_size, True, replicas, rank, self.num_workers, epoch=epoch)
 
     def _evaluation_loader(self, split: _Split) -> DataLoader[Any]:
-        return batch_loader(split, self.eval_batch_size, False, num_workers=self.num_workers)
+        return evaluation_loader(split, self.eval_batch_size, self.trainer, self.num_workers)
 
 
 # Files

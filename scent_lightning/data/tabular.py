@@ -14,7 +14,13 @@ from sklearn.datasets import fetch_california_housing, fetch_openml, load_diabet
 from sklearn.preprocessing import StandardScaler
 from torch.utils.data import DataLoader
 
-from scent_lightning.data.indexed import IndexedTensorDataset, batch_loader, check_batch_size, place_in_run
+from scent_lightning.data.indexed import (
+    IndexedTensorDataset,
+    batch_loader,
+    check_batch_size,
+    evaluation_loader,
+    place_in_run,
+)
 from scent_lightning.data.state import TrainedDataModule, fingerprint
 from scent_lightning.errors import InputError
 
@@ -223,7 +229,7 @@ class TabularRegressionDataModule(TrainedDataModule):
         return self._evaluation_loader("predict")
 
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
-        return batch_loader(self._split(split), EVALUATION_BATCH, False, num_workers=self.num_workers)
+        return evaluation_loader(self._split(split), EVALUATION_BATCH, self.trainer, self.num_workers)
 
     # What a checkpoint holds
 
