@@ -76,11 +76,14 @@ def evaluation_loader(
     Args:
         dataset: has ``__len__`` and ``__getitems__``.
         batch_size: rows of a batch.
-        trainer: whose processes share the rows, if there is one. For predict it shares them itself, without repeats.
+        trainer: whose processes share the rows, if there is one. For predict it shares them itself, without repeats,
+            unless there are fewer rows than processes.
         num_workers: loader processes; 0 loads in this one.
     """
+    replicas, rank, _ = place_in_run(trainer)
     predicts = trainer is not None and trainer.state.fn == TrainerFn.PREDICTING
-    replicas, rank, _ = place_in_run(None if predicts else trainer)
+    if predicts and len(cast(Any, dataset)) >= replicas:
+        replicas, rank = 1, 0
     return batch_loader(dataset, batch_size, False, replicas, rank, num_workers)
 
 
