@@ -19,12 +19,14 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, Pr
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_utilities.core.rank_zero import rank_zero_info
+from torch import Tensor
 
 from scent_lightning import data, duals, tasks
 from scent_lightning.callbacks import DualVariableMonitor, LastCheckpoint, PredictionWriter
 from scent_lightning.callbacks.lookup import tensorboard_loggers
-from scent_lightning.checkpoint import AtomicCheckpointIO
+from scent_lightning.checkpoint import AtomicCheckpointIO, local_path, read_checkpoint
 from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.duals.variable import IfChanged
 from scent_lightning.errors import InputError
@@ -109,16 +111,39 @@ def explain(message: str) -> str:
     return message
 
 
+class _FromCheckpoint:
+    """Hands a data module what the checkpoint of the run holds of it, once.
+
+    Attributes:
+        path: the checkpoint; None where there is none.
+    """
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self._restored: L.LightningDataModule | None = None
+
+    def __call__(self, data: L.LightningDataModule) -> None:
+        if self.path is None or self._restored is data:
+            return
+        self._restored = data
+        state = read_checkpoint(self.path, mmap=True).get(type(data).__qualname__)
+        if state:
+            data.load_state_dict(apply_to_collection(state, Tensor, Tensor.clone))
+
+
 class _OfData:
     """A function that gives the data module's attribute, or None where it has none; its name shows in ``--help``.
 
+    Before that ``restore`` hands the data module what a checkpoint holds of it: the sizes of the model follow from it.
     A class, since the parser is pickled where processes are spawned, and a function within a function cannot be.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, restore: _FromCheckpoint) -> None:
         self.__name__ = name
+        self.restore = restore
 
     def __call__(self, data: L.LightningDataModule) -> Any:
+        self.restore(data)
         return getattr(data, self.__name__, None)
 
 
@@ -167,8 +192,10 @@ class ScentCLI(LightningCLI):
             help="What becomes of ν where --ckpt_path has another number of anchors than the data: error, grow (rows "
             "were appended to the data; they start unvisited) or reset (all rows start unvisited).",
         )
+        self._from_checkpoint = _FromCheckpoint()
         for name in ("num_anchors", "num_features", "num_classes"):
-            parser.link_arguments("data", f"model.init_args.{name}", _OfData(name), apply_on="instantiate")
+            of_data = _OfData(name, self._from_checkpoint)
+            parser.link_arguments("data", f"model.init_args.{name}", of_data, apply_on="instantiate")
 
     def _parse_ckpt_path(self) -> None:
         """What is on the command line is what runs: a checkpoint's hyperparameters do not override it."""
@@ -186,6 +213,8 @@ class ScentCLI(LightningCLI):
             )
         if checkpoint not in (None, "best", "last", "hpc", "registry") and not Path(checkpoint).exists():
             raise InputError(f"ckpt_path {checkpoint} does not exist")
+        path = local_path(checkpoint)
+        self._from_checkpoint.path = path if path is not None and path.is_file() else None
         if config.get("weights_only") is False:
             raise InputError(
                 "weights_only must not be false: what a checkpoint holds besides plain data could run code"

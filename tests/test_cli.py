@@ -19,6 +19,7 @@ import yaml
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
 from PIL import Image
+from sklearn.datasets import load_diabetes
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scent_lightning.checkpoint import AtomicCheckpointIO
@@ -491,3 +492,29 @@ def test_spawned_processes(tmp_path):
     spawned = ["--trainer.strategy", "ddp_spawn", "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
     command(tmp_path, "fit", "--config", CONFIG, "--trainer.max_epochs", "1", *spawned)
     assert len(list(tmp_path.rglob("last.ckpt"))) == 1
+
+
+def test_predictions_of_a_new_file_are_those_of_the_training_file(tmp_path, monkeypatch):
+    """Another selection of rows, columns in another order, no target, one row: the training run's scaling."""
+    monkeypatch.chdir(tmp_path)
+    table = load_diabetes(as_frame=True, scaled=False).frame
+    table.to_csv("all.csv", index=False)
+    settings = ["--model", "DRORegressionTask", "--dual", "BSGD", "--data", "TabularRegressionDataModule"]
+    settings += ["--data.target", "target", "--trainer.logger", "false", "--trainer.accelerator", "cpu"]
+    settings += ["--trainer.enable_progress_bar", "false", "--model.tau", "1000"]
+    run = ["--trainer.max_epochs", "1", "--trainer.callbacks", "ModelCheckpoint"]
+    run += ["--trainer.callbacks.dirpath", "kept", "--trainer.callbacks.filename", "a"]
+    main(["fit", *settings, *run, "--data.dataset", "all.csv"])
+
+    def predictions(frame):
+        frame.to_csv("new.csv", index=False)
+        main(["predict", *settings, "--data.dataset", "new.csv", "--ckpt_path", "kept/a.ckpt"])
+        return pd.read_csv("predictions.csv")
+
+    expected = predictions(table)["prediction"].to_numpy()
+    older = table[table["age"] > 50]
+    np.testing.assert_allclose(predictions(older)["prediction"], expected[older.index], rtol=1e-5)
+    bare = table.drop(columns=["target"])[table.columns[-2::-1]][5:6]
+    found = predictions(bare)
+    assert list(found.columns) == ["index", "prediction"]
+    np.testing.assert_allclose(found["prediction"], expected[5:6], rtol=1e-5)

@@ -3,11 +3,22 @@
 from functools import partial
 
 import lightning as L
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from torch import nn
 
+from scent_lightning.data import (
+    FeatureDataModule,
+    ImageTextDataModule,
+    ImbalancedImageDataModule,
+    TabularRegressionDataModule,
+)
+from scent_lightning.duals import SOX
+from scent_lightning.tasks import CLIPTask, DRORegressionTask, ExtremeClassificationTask, PartialAUCTask
 from tests.helpers import ddp_trainer, quiet_trainer, under_trainers
-from tests.settings import SETTINGS, classification
+from tests.settings import ARCHITECTURE, SETTINGS, classification, letters
 
 GLOBAL_BATCH, STEPS = 16, 200  # of 101 rows: the last batch of an epoch has 5, in uneven shares
 
@@ -49,3 +60,62 @@ def test_same_weights_and_duals(name, tmp_path):
 @pytest.mark.parametrize("negatives", ["uniform", "all"])
 def test_same_weights_and_duals_with_other_negatives(negatives, tmp_path):
     assert_equal_states(tmp_path, partial(classification, negatives=negatives), worlds=(2,))
+
+
+def _evaluations(folder):
+    """Tasks and data of each kind to evaluate, with 101 rows, 5 and 1."""
+    for rows in (101, 5, 1):
+        place = folder / str(rows)
+        generator = np.random.default_rng(rows)
+        features = generator.standard_normal((rows, 10)).astype(np.float32)
+        labels = np.arange(rows) % 2
+        if not place.exists():
+            (place / "test").mkdir(parents=True)
+            np.save(place / "test" / "features.npy", features)
+            np.save(place / "test" / "labels.npy", labels)
+            pd.DataFrame(features).assign(y=labels).to_csv(place / "t.csv", index=False)
+        columns = [str(number) for number in range(10)]
+        table = TabularRegressionDataModule(str(place / "t.csv"), target="y", batch_size=1)
+        table.load_state_dict({"columns": columns, "rows": 1, "fingerprint": ""})
+        L.seed_everything(3, verbose=False)  # what a run draws depends on the number of processes
+        yield DRORegressionTask(10, SOX(0.5)), table
+        few = FeatureDataModule(str(place), eval_batch_size=16)
+        few.load_state_dict({"num_features": 10, "num_classes": 7, "rows": 1, "fingerprint": ""})
+        L.seed_everything(3, verbose=False)
+        yield ExtremeClassificationTask(10, 7, 1, SOX(0.5), backbone=nn.Linear(10, 10)), few
+        if rows > 1:
+            binary = ImbalancedImageDataModule(str(place), "features", eval_batch_size=8)
+            groups = torch.tensor([0, 1])
+            binary.load_state_dict(
+                {"classes": [0, 1], "groups": groups, "num_features": 10, "rows": 1, "fingerprint": ""}
+            )
+            L.seed_everything(3, verbose=False)
+            yield PartialAUCTask(1, SOX(0.5), 10), binary
+        pairs = ImageTextDataModule(
+            source="shapes", image_size=16, tokenizer=letters, rows=8, val_rows=rows, eval_batch_size=16
+        )
+        L.seed_everything(3, verbose=False)
+        yield CLIPTask(8, SOX(0.5), architecture=ARCHITECTURE), pairs
+
+
+def _evaluate(rank, folder, world):
+    found = []
+    make = quiet_trainer if world == 1 else partial(ddp_trainer, world=world)
+    for task, data in _evaluations(folder):
+        trainer = make()
+        trainer.test(task, data, verbose=False)
+        values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        trainer.predict(task, data, return_predictions=False)
+        found.append(values)
+    return found
+
+
+@pytest.mark.slow
+def test_every_row_is_evaluated_once(tmp_path):
+    """Also where a process has no row."""
+    alone = _evaluate(0, tmp_path, 1)
+    assert len(alone) == 11
+    for found in under_trainers(partial(_evaluate, folder=tmp_path, world=2), 2):
+        assert len(found) == 11
+        for values, expected in zip(found, alone, strict=True):
+            assert values == pytest.approx(expected, rel=1e-5, abs=1e-6)

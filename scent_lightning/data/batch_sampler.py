@@ -6,6 +6,7 @@ and the rows that all processes take at the same time are those that one process
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, cast
@@ -15,7 +16,13 @@ from torch.utils.data import Dataset, DistributedSampler
 
 from scent_lightning.errors import InputError
 
-__all__ = ["BatchRows", "EpochBatchSampler", "ShuffledBatchSampler", "check_positive_integer"]
+__all__ = [
+    "BatchRows",
+    "EpochBatchSampler",
+    "SequentialBatchSampler",
+    "ShuffledBatchSampler",
+    "check_positive_integer",
+]
 
 
 def check_positive_integer(name: str, value: Any) -> None:
@@ -55,7 +62,7 @@ class _Batches(Iterator[BatchRows]):
             self.epoch = self.sampler.epoch
             # Not before: a loader with processes asks for two iterators and uses the second.
             self.sampler._resume = 0
-            self.rest = self.sampler.batches(self.epoch, self.done)
+            self.rest = self.sampler.batches(0 if self.sampler.is_fixed else self.epoch, self.done)
         batch = BatchRows(next(self.rest), self.epoch)
         self.done += 1
         return batch
@@ -77,7 +84,12 @@ class EpochBatchSampler(DistributedSampler[list[int]]):
         num_replicas: number of processes.
         rank: number of this process, from 0.
         seed: of the order, at least 0.
+
+    Attributes:
+        is_fixed: all epochs have the same batches; see :meth:`fixed`.
     """
+
+    is_fixed = False
 
     def __init__(self, rows: int, num_batches: int, global_batch: int, num_replicas: int, rank: int, seed: int) -> None:
         super().__init__(cast(Dataset[Any], range(rows)), num_replicas, rank, seed=seed)
@@ -91,6 +103,12 @@ class EpochBatchSampler(DistributedSampler[list[int]]):
     def batches(self, epoch: int, done: int) -> Iterator[list[int]]:
         """This process's batches of an epoch but the first ``done``."""
         raise NotImplementedError
+
+    def fixed(self) -> EpochBatchSampler:
+        """A copy whose epochs all have the same batches, those of the first one, not shuffled if a subclass can."""
+        other = copy.copy(self)
+        other.is_fixed, other._batches = True, None
+        return other
 
     @property
     def sampler(self) -> EpochBatchSampler:
@@ -192,7 +210,44 @@ class ShuffledBatchSampler(EpochBatchSampler):
         self.rows = rows
 
     def batches(self, epoch: int, done: int) -> Iterator[list[int]]:  # noqa: D102
-        order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(self.seed + epoch))
+        if self.is_fixed:
+            order = torch.arange(self.rows)
+        else:
+            order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(self.seed + epoch))
         for number in range(done, self.num_batches):
             common = order[number * self.global_batch : (number + 1) * self.global_batch]
             yield common[self.rank :: self.num_replicas].tolist()
+
+
+class SequentialBatchSampler(EpochBatchSampler):
+    """Every row once, in order, each by one process: for evaluation.
+
+    All processes have the same number of batches, as what they do together in a batch demands, and the rows are shared
+    as evenly as can be: where there are fewer rows than processes, a process has a batch without a row.
+
+    Args:
+        rows: number of rows n.
+        batch_size: most rows of a batch in each process.
+        num_replicas: number of processes.
+        rank: number of this process, from 0.
+        drop_last: leave out a last batch of all processes that is not full.
+
+    Example:
+        >>> [[list(batch) for batch in SequentialBatchSampler(7, 2, num_replicas=2, rank=rank)] for rank in (0, 1)]
+        [[[0, 1], [4, 5]], [[2, 3], [6]]]
+    """
+
+    def __init__(
+        self, rows: int, batch_size: int, num_replicas: int = 1, rank: int = 0, drop_last: bool = False
+    ) -> None:
+        check_positive_integer("batch_size", batch_size)
+        at_a_time = batch_size * num_replicas
+        num_batches = rows // at_a_time if drop_last else -(-rows // at_a_time)
+        super().__init__(rows, num_batches, at_a_time, num_replicas, rank, seed=0)
+        self.rows = min(rows, num_batches * at_a_time)
+
+    def batches(self, epoch: int, done: int) -> Iterator[list[int]]:  # noqa: D102
+        parts = self.num_batches * self.num_replicas
+        for number in range(done, self.num_batches):
+            part = number * self.num_replicas + self.rank
+            yield list(range(part * self.rows // parts, (part + 1) * self.rows // parts))

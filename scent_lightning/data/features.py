@@ -13,21 +13,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from scent_lightning.data.indexed import batch_loader, check_batch_size, place_in_run
+from scent_lightning.data.indexed import batch_loader, check_batch_size, evaluation_loader, place_in_run
+from scent_lightning.data.state import TrainedDataModule, fingerprint, sampled
 from scent_lightning.errors import InputError
 
 __all__ = ["FeatureDataModule", "SyntheticFeatureDataModule"]
 
 RELEASE_EVERY = 32
 Array = npt.NDArray[Any]
-Batch = tuple[Tensor, Tensor, Tensor]
+Batch = tuple[Tensor, Tensor | None, Tensor]  # labels are None where a split to predict has none
 
 
 def _check_integer(name: str, value: Any, least: int) -> None:
@@ -52,13 +52,13 @@ class _Split(Dataset[Batch]):
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def _fetch(self, index: Array) -> tuple[Array, Array]:
-        """Features (B, D), float32, and labels (B,), int64, of the rows ``index``, shape (B,), int64."""
+    def _fetch(self, index: Array) -> tuple[Array, Array | None]:
+        """Features (B, D), float32, and labels (B,), int64, or None, of the rows ``index``, shape (B,), int64."""
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> Batch:
         features, labels, position = self.__getitems__([index])
-        return features[0], labels[0], position[0]
+        return features[0], None if labels is None else labels[0], position[0]
 
     def _rows_of(self, indices: Sequence[int]) -> Array:
         """The rows of a batch, shape (B,), int64, checked; notes the epoch they are of."""
@@ -71,10 +71,11 @@ class _Split(Dataset[Batch]):
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         index = self._rows_of(indices)
         features, labels = self._fetch(index)
-        return torch.from_numpy(features), torch.from_numpy(labels), torch.from_numpy(index)
+        found = None if labels is None else torch.from_numpy(labels)
+        return torch.from_numpy(features), found, torch.from_numpy(index)
 
 
-class _FeatureDataModule(L.LightningDataModule):
+class _FeatureDataModule(TrainedDataModule):
     """What both data modules share: the training loader, the evaluation loaders' batches, the transfer."""
 
     def __init__(self, batch_size: int, eval_batch_size: int, num_workers: int) -> None:
@@ -91,11 +92,17 @@ class _FeatureDataModule(L.LightningDataModule):
     @property
     def num_anchors(self) -> int:
         """Number of training rows."""
+        if self._of_checkpoint and not self._has_train_split():
+            return int(self._of_checkpoint["rows"])
         return len(self._train_split())
+
+    def _has_train_split(self) -> bool:
+        """Whether there are training rows; with a checkpoint it does without, unless it is to train."""
+        return True
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move the three tensors, without Lightning's walk through an unknown collection."""
-        return tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+        return tuple(part if part is None else part.to(device, non_blocking=True) for part in batch)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled training batches."""
@@ -103,7 +110,7 @@ class _FeatureDataModule(L.LightningDataModule):
         return batch_loader(self._train_split(), self.batch_size, True, replicas, rank, self.num_workers, epoch=epoch)
 
     def _evaluation_loader(self, split: _Split) -> DataLoader[Any]:
-        return batch_loader(split, self.eval_batch_size, False, num_workers=self.num_workers)
+        return evaluation_loader(split, self.eval_batch_size, self.trainer, self.num_workers)
 
 
 # Files
@@ -168,44 +175,61 @@ class _FileSplit(_Split):
 
     Args:
         folder: has features.npy or features.pt, shape ``(n, D)``, and labels.npy or labels.pt, shape ``(n,)``.
+        labelled: it must have the labels; else they are not looked at, and None.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, labelled: bool = True) -> None:
         self.folder = folder
         self.features, self.path = _open(folder, "features")
-        self.labels, path = _open(folder, "labels")
         if self.features.dtype not in (np.float16, np.float32):
             raise InputError(f"{self.path} must be float16 or float32, got {self.features.dtype}")
         if self.features.ndim != 2 or self.features.shape[1] == 0:
             raise InputError(f"{self.path} must have shape (n, D) with D at least 1, got {self.features.shape}")
-        if self.labels.dtype.kind not in "iu":
-            raise InputError(f"{path} must hold integers, got {self.labels.dtype}")
-        if self.labels.ndim != 1:
-            raise InputError(f"{path} must have shape (n,), got {self.labels.shape}")
-        if len(self.features) != len(self.labels):
-            raise InputError(
-                f"features and labels of split {folder.name!r} differ in length: {self.path} has {len(self.features)} "
-                f"rows, {path} has {len(self.labels)}"
-            )
-        if len(self.labels) == 0:
+        if len(self.features) == 0:
             raise InputError(f"split {folder.name!r} is empty: {self.path} has no rows")
-        self._fetches = 0
         # Reading a page of a map that its file has no more ends the process.
-        self._files = [_Length(self.path), _Length(path)]
+        self._files = [_Length(self.path)]
+        self._labels = self._open_labels() if labelled else None
+        self._fetches = 0
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Path]]:
+    def _open_labels(self) -> Array:
+        labels, path = _open(self.folder, "labels")
+        if labels.dtype.kind not in "iu":
+            raise InputError(f"{path} must hold integers, got {labels.dtype}")
+        if labels.ndim != 1:
+            raise InputError(f"{path} must have shape (n,), got {labels.shape}")
+        if len(self.features) != len(labels):
+            raise InputError(
+                f"features and labels of split {self.folder.name!r} differ in length: {self.path} has "
+                f"{len(self.features)} rows, {path} has {len(labels)}"
+            )
+        self._files.append(_Length(path))
+        return labels
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Path, bool]]:
         # A loader process maps the files itself: pickled, a memory map would be copied whole.
-        return type(self), (self.folder,)
+        return type(self), (self.folder, self._labels is not None)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.features)
+
+    @property
+    def labels(self) -> Array:
+        """Labels of all rows, shape (n,); there must be some."""
+        assert self._labels is not None
+        return self._labels
+
+    def fingerprint(self, rows: Array, labels: Array) -> str:
+        """Hash of rows of the split, shape (m,), by their labels, shape (m,), and some of their features."""
+        some = np.asarray(self.features[rows[sampled(len(rows))]], dtype=np.float32)
+        return fingerprint([np.asarray(labels, dtype=np.int64), np.array(some.shape), some])
 
     def check_files(self) -> None:
         """Raise InputError if a file has become shorter."""
         for file in self._files:
             file.check()
 
-    def _fetch(self, index: Array) -> tuple[Array, Array]:
+    def _fetch(self, index: Array) -> tuple[Array, Array | None]:
         self.check_files()
         order = np.argsort(index)
         ascending = index[order]
@@ -224,7 +248,7 @@ class _FileSplit(_Split):
         self._fetches += 1
         if self._fetches % RELEASE_EVERY == 0:
             _release(self.features)
-        return features, np.asarray(self.labels[index], dtype=np.int64)
+        return features, None if self._labels is None else np.asarray(self._labels[index], dtype=np.int64)
 
     def check_labels(self, num_classes: int | None) -> int:
         """Return the largest label; raise InputError unless all are at least 0 and below ``num_classes``."""
@@ -252,8 +276,12 @@ class FeatureDataModule(_FeatureDataModule):
     (float16 or float32, shape ``(n, D)``) and ``labels.npy`` (integers, shape ``(n,)``), or the same as tensors in
     ``features.pt`` and ``labels.pt``. The files are memory-mapped: a batch reads its own rows.
 
-    ``fit`` without a validation split trains without validation. ``predict`` goes over the test split, or else the
-    validation split, or else the training rows.
+    ``fit`` without a validation split trains without validation. ``predict`` goes over the folder ``predict``, or the
+    files in ``path`` itself, or else the test split, the validation split or the training rows. It needs no labels,
+    which are None in the batches where there are none.
+
+    With what a checkpoint holds of the training run (the Trainer's ``ckpt_path``, or :meth:`load_state_dict`), only
+    ``fit`` needs the training split; K and D are those of the training run.
 
     Args:
         path: the folder with the splits.
@@ -300,30 +328,38 @@ class FeatureDataModule(_FeatureDataModule):
         self.path = Path(path)
         self.val_split = val_split
         self.test_split = test_split
-        self._num_classes = num_classes
+        self._num_classes = self._given_classes = num_classes
         self._splits: dict[str, _FileSplit] | None = None
+        self._predicted: _FileSplit | None = None
 
     @property
     def num_features(self) -> int:
         """Number of features D."""
-        return int(self._loaded()["train"].features.shape[1])
+        return int(self._of_checkpoint.get("num_features") or self._loaded()["train"].features.shape[1])
 
     @property
     def num_classes(self) -> int:
         """Number of classes K: as given, or the largest label of all splits, plus 1."""
-        self._loaded()
+        if self._num_classes is None:
+            self._loaded()
         assert self._num_classes is not None
         return self._num_classes
 
     def setup(self, stage: str) -> None:
         """Map the files and check them, once; and that the split to evaluate on is there."""
-        splits = self._loaded()
+        if stage != "fit" and not (self._of_checkpoint or self._has_train_split()):
+            return  # a checkpoint that is still to be loaded says what the features and classes are
         if stage == "validate":
             self._existing("val_split")
         elif stage == "test":
             self._existing("test_split")
-        elif stage == "fit" and self.val_split != "val" and self.val_split not in splits:
-            warnings.warn(f"no validation: val_split {self._missing(self.val_split)}", stacklevel=2)
+        elif stage == "fit":
+            splits = self._loaded()
+            if "train" not in splits:
+                raise InputError(f"path needs a split {self._missing('train')}")
+            check_batch_size(self.batch_size, len(splits["train"]))
+            if self.val_split != "val" and self.val_split not in splits:
+                warnings.warn(f"no validation: val_split {self._missing(self.val_split)}", stacklevel=2)
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """Validation rows; an empty list, which Lightning skips, if there is no such split."""
@@ -334,10 +370,22 @@ class FeatureDataModule(_FeatureDataModule):
         return self._evaluation_loader(self._existing("test_split"))
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        """Test rows; without a test split the validation rows; without either the training rows."""
-        splits = self._loaded()
-        name = next(name for name in (self.test_split, self.val_split, "train") if name in splits)
-        return self._evaluation_loader(splits[name])
+        """The rows to predict; without any the test, validation or training rows."""
+        if self._predicted is None:
+            self._predicted = self._load_predicted()
+        return self._evaluation_loader(self._predicted)
+
+    def _load_predicted(self) -> _FileSplit:
+        folders = [self.path / "predict", self.path]
+        folder = next((f for f in folders if any((f / f"features.{kind}").is_file() for kind in ("npy", "pt"))), None)
+        if folder is None:
+            splits = self._loaded()
+            return splits[next(name for name in (self.test_split, self.val_split, "train") if name in splits)]
+        split = _FileSplit(folder, labelled=any((folder / f"labels.{kind}").is_file() for kind in ("npy", "pt")))
+        width = self._of_checkpoint.get("num_features", split.features.shape[1])
+        if split.features.shape[1] != width:
+            raise InputError(f"{split.path} has {split.features.shape[1]} features, the training rows had {width}")
+        return split
 
     def on_exception(self, exception: BaseException) -> None:
         """Give a file that has become shorter as the cause: a loader process that was reading it has died of that."""
@@ -351,8 +399,22 @@ class FeatureDataModule(_FeatureDataModule):
         except InputError as cut:
             exception.__cause__ = cut
 
-    def _train_split(self) -> _Split:
+    def _train_split(self) -> _FileSplit:
         return self._loaded()["train"]
+
+    def _has_train_split(self) -> bool:
+        return (self.path / "train").is_dir()
+
+    def _learn(self) -> dict[str, Any]:
+        return {"num_features": self.num_features, "num_classes": self.num_classes}
+
+    def _fingerprint(self, rows: int) -> str:
+        split = self._train_split()
+        return split.fingerprint(np.arange(rows), split.labels[:rows])
+
+    def _forget(self) -> None:
+        self._splits = self._predicted = None
+        self._num_classes = self._given_classes or self._of_checkpoint.get("num_classes")
 
     def _missing(self, split: str) -> str:
         there = sorted(folder.name for folder in self.path.iterdir() if folder.is_dir())
@@ -374,11 +436,13 @@ class FeatureDataModule(_FeatureDataModule):
     def _load(self) -> dict[str, _FileSplit]:
         if not self.path.is_dir():
             raise InputError(f"path {self.path} is not a folder; it must hold a folder for each split")
-        if not (self.path / "train").is_dir():
+        if not (self._of_checkpoint or self._has_train_split()):
             raise InputError(f"path needs a split {self._missing('train')}")
         names = dict.fromkeys(("train", self.val_split, self.test_split))
         splits = {name: _FileSplit(self.path / name) for name in names if (self.path / name).is_dir()}
-        width = splits["train"].features.shape[1]
+        if not splits:
+            raise InputError(f"path {self.path} has no split")
+        width = self._of_checkpoint.get("num_features") or splits["train"].features.shape[1]
         for name, split in splits.items():
             if split.features.shape[1] != width:
                 raise InputError(
@@ -386,7 +450,8 @@ class FeatureDataModule(_FeatureDataModule):
                     f"{split.features.shape[1]}"
                 )
         largest = max(split.check_labels(self._num_classes) for split in splits.values())
-        check_batch_size(self.batch_size, len(splits["train"]))
+        if not self._of_checkpoint:
+            check_batch_size(self.batch_size, len(splits["train"]))
         if self._num_classes is None:
             self._num_classes = largest + 1
         return splits
@@ -590,6 +655,16 @@ class SyntheticFeatureDataModule(_FeatureDataModule):
 
     def _train_split(self) -> _Split:
         return self._loaded()["train"]
+
+    def _learn(self) -> dict[str, Any]:
+        return {}
+
+    def _fingerprint(self, rows: int) -> str:
+        numbers = (self._num_classes, self._num_features, self.noise, self.zipf_exponent, self.seed)
+        return fingerprint([repr(number) for number in numbers])
+
+    def _forget(self) -> None:
+        pass
 
     def _loaded(self) -> dict[str, _SyntheticSplit]:
         if self._splits is None:

@@ -32,6 +32,7 @@ from scent_lightning.data.pair_sources import (
     some_of,
 )
 from scent_lightning.data.shapes import CLASSES, NUM_CAPTIONS, Shapes
+from scent_lightning.data.state import fingerprint
 from scent_lightning.errors import InputError
 from scent_lightning.optional import of_vision
 
@@ -411,8 +412,14 @@ class ImageTextDataModule(_FeatureDataModule):
 
     @property
     def class_names(self) -> list[str]:
-        """All classes of the training and validation rows, sorted; ``[]`` without ``class_column``."""
-        found = {name for split in ("train", "val") for name in self._classes(split)[0]}
+        """All classes of the training and validation rows, sorted; ``[]`` without ``class_column``.
+
+        Those of the training run are among them where a checkpoint was loaded.
+        """
+        if self.class_column is None:
+            return []
+        found = set(self._of_checkpoint.get("class_names", []))
+        found |= {name for split in ("train", "val") for name in self._classes(split)[0]}
         return sorted(found - {""})
 
     def labels(self, split: Literal["train", "val"]) -> Tensor:
@@ -513,6 +520,20 @@ class ImageTextDataModule(_FeatureDataModule):
 
     def _train_split(self) -> _Split:
         return self._split("train")
+
+    # What a checkpoint holds
+
+    def _learn(self) -> dict[str, Any]:
+        return {"class_names": self.class_names}
+
+    def _fingerprint(self, rows: int) -> str:
+        split = self._split("train")
+        if isinstance(split, _FileSplit):
+            return split.files.fingerprint(rows)
+        return fingerprint(["shapes", repr(self.seed)])
+
+    def _forget(self) -> None:
+        pass
 
     def _split(self, name: str) -> _PairSplit:
         """The split "train", "val", or "predict": the training rows, not augmented."""

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from scent_lightning.data.augmentation import at_random
-from scent_lightning.data.features import _check_integer, _FeatureDataModule, _FileSplit, _Split
+from scent_lightning.data.features import Batch, _check_integer, _FeatureDataModule, _FileSplit, _Split
 from scent_lightning.data.indexed import place_in_run, sampled_loader, shuffle_seed
+from scent_lightning.data.state import fingerprint, sampled
 from scent_lightning.data.stratified import StratifiedBatchSampler, check_class_size
 from scent_lightning.errors import InputError
 
@@ -131,29 +132,35 @@ class _BinarySplit(_Split):
 
     Args:
         rows: shape ``(n,)``, int64.
-        labels: 0 or 1, shape ``(n,)``, int64.
+        labels: 0 or 1, shape ``(n,)``, int64; None where the rows to predict have none.
     """
 
-    def __init__(self, rows: Array, labels: Array) -> None:
+    def __init__(self, rows: Array, labels: Array | None) -> None:
         self.rows = rows
-        self.labels = labels
+        self._labels = labels
+
+    @property
+    def labels(self) -> Array:
+        """Labels of the rows, shape (n,); there must be some."""
+        assert self._labels is not None
+        return self._labels
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int | Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def __getitem__(self, index: int | Sequence[int]) -> Batch:
         return super().__getitem__(index) if isinstance(index, int) else self.__getitems__(index)
 
     def _inputs(self, rows: Array) -> Array:
         """Inputs of the source's rows ``rows``, shape (B,): float32, shape (B, …)."""
         raise NotImplementedError
 
-    def _fetch(self, index: Array) -> tuple[Array, Array]:
-        return self._inputs(self.rows[index]), self.labels[index]
+    def _fetch(self, index: Array) -> tuple[Array, Array | None]:
+        return self._inputs(self.rows[index]), None if self._labels is None else self._labels[index]
 
 
 class _FeatureSplit(_BinarySplit):
-    def __init__(self, source: _FileSplit, rows: Array, labels: Array) -> None:
+    def __init__(self, source: _FileSplit, rows: Array, labels: Array | None) -> None:
         super().__init__(rows, labels)
         self.source = source
 
@@ -178,7 +185,7 @@ class _ImageSplit(_BinarySplit):
         self,
         source: _ArrayImages | _FileImages,
         rows: Array,
-        labels: Array,
+        labels: Array | None,
         normalise: Transform,
         augment: Callable[[int, int], Transform] | None = None,
         whole: bool = False,
@@ -236,6 +243,17 @@ class _ResizedCrop:
         return self.transform
 
 
+def _is_image(path: Path) -> bool:
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    return path.suffix.lower() in IMG_EXTENSIONS
+
+
+def _images_in(folder: Path) -> list[str]:
+    """Paths of the images in the folder itself, sorted."""
+    return sorted(str(path) for path in folder.iterdir() if _is_image(path))
+
+
 def _listed(names: Sequence[Any]) -> str:
     shown = ", ".join(str(name) for name in names[:20])
     return shown if len(names) <= 20 else f"{shown}, … ({len(names)} in all)"
@@ -263,8 +281,12 @@ class ImbalancedImageDataModule(_FeatureDataModule):
     padded with black by an eighth of its size, and a flip; with ``image_size``, a part of random size and shape,
     resized, and a flip. Evaluation with ``image_size`` resizes the short side to 8/7 of it and takes the centre.
 
-    ``fit`` without a validation split trains without validation. ``predict`` goes over the test split, or else the
-    validation split, or else the training rows.
+    ``fit`` without a validation split trains without validation. ``predict`` goes over the folder ``predict``, or the
+    images or features in ``path`` itself, or else the test split, the validation split or the training rows. It needs
+    no labels (for a "folder" no folders of classes), which are None in the batches where there are none.
+
+    With what a checkpoint holds of the training run (the Trainer's ``ckpt_path``, or :meth:`load_state_dict`), only
+    ``fit`` needs the training split; the classes and their groups are those of the training run.
 
     Args:
         path: the folder with the data; one that is not there is looked for in the folder that the environment variable
@@ -393,6 +415,8 @@ class ImbalancedImageDataModule(_FeatureDataModule):
     @property
     def num_features(self) -> int | None:
         """Number of features D; None for images."""
+        if "num_features" in self._of_checkpoint:
+            return cast(int | None, self._of_checkpoint["num_features"])
         source = self._source("train")
         return int(source.features.shape[1]) if isinstance(source, _FileSplit) else None
 
@@ -420,6 +444,8 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         """Find and check what the stage needs: classes, labels, files; images are read when they are fetched."""
         if stage == "fit":
             self._sampler()
+        elif not (self._of_checkpoint or self._has_train_split()):
+            return  # a checkpoint that is still to be loaded says what the classes are
         if stage in ("fit", "validate"):
             name = self._evaluated("val")
             if name is not None:
@@ -449,9 +475,39 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         return self._evaluation_loader(self._test_split())
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        """Test rows; without a test split the validation rows; without either the training rows."""
+        """The rows to predict; without any the test, validation or training rows."""
+        folder = self._predicted_folder()
+        if folder is not None:
+            return self._evaluation_loader(self._predicted(folder))
         name = self._evaluated("test") or self._evaluated("val")
         return self._evaluation_loader(self._split("train", augment=False) if name is None else self._split(name))
+
+    def _predicted_folder(self) -> Path | None:
+        """Where rows to predict are, if there are any but those of the splits."""
+        if self.dataset not in ("folder", "features"):
+            return None
+        path = self._folder()
+        if (path / "predict").is_dir():
+            return path / "predict"
+        if self.dataset == "features":
+            return path if any((path / f"features.{kind}").is_file() for kind in ("npy", "pt")) else None
+        return path if path.is_dir() and _images_in(path) else None
+
+    def _predicted(self, folder: Path) -> _BinarySplit:
+        """All rows of a folder, without labels."""
+        if self.dataset == "features":
+            source = _FileSplit(folder, labelled=False)
+            width = self.num_features if self._of_checkpoint else source.features.shape[1]
+            if source.features.shape[1] != width:
+                raise InputError(
+                    f"{source.path} has {source.features.shape[1]} features, the training rows had {width}"
+                )
+            return _FeatureSplit(source, np.arange(len(source)), None)
+        paths = _images_in(folder) or sorted(str(path) for path in folder.glob("*/*") if _is_image(path))
+        if not paths:
+            raise InputError(f"{folder} has no image")
+        images = _FileImages(paths, np.empty(0, dtype=np.int64), self.in_memory, self._resize())
+        return _ImageSplit(images, np.arange(len(paths)), None, self._normalise())
 
     def _train_split(self) -> _BinarySplit:
         return self._split("train", augment=self.augment)
@@ -469,6 +525,31 @@ class ImbalancedImageDataModule(_FeatureDataModule):
             positives = min(max(1, round(self.batch_size * positives / given)), self.batch_size - 1)
         negatives = self.batch_size - positives
         return min(positives, self.num_positives // replicas), min(negatives, self.num_negatives // replicas)
+
+    def _has_train_split(self) -> bool:
+        return self.dataset in ("cifar10", "cifar100") or (self._folder() / "train").is_dir()
+
+    # What a checkpoint holds
+
+    def _learn(self) -> dict[str, Any]:
+        classes, groups = self._grouping()
+        return {"classes": list(classes), "groups": torch.from_numpy(groups), "num_features": self.num_features}
+
+    def _fingerprint(self, rows: int) -> str:
+        split, source = self._train_split(), self._source("train")
+        chosen, labels = split.rows[:rows], split.labels[:rows]
+        if isinstance(source, _FileSplit):
+            return source.fingerprint(chosen, labels)
+        if isinstance(source, _ArrayImages):
+            return fingerprint([labels, chosen, source.images[torch.from_numpy(chosen[sampled(len(chosen))])].numpy()])
+        paths = source.paths[chosen].tolist()
+        names = [os.path.relpath(path, self._folder()) for path in paths]
+        return fingerprint([labels, *names, np.array([os.path.getsize(path) for path in paths])])
+
+    def _forget(self) -> None:
+        self._groups = None
+        self._sources = {}
+        self._splits = {}
 
     def _sampler(self) -> StratifiedBatchSampler:
         replicas, rank, epoch = place_in_run(self.trainer)
@@ -543,19 +624,15 @@ class ImbalancedImageDataModule(_FeatureDataModule):
 
     def _features(self, split: str) -> _FileSplit:
         source = _FileSplit(self._folder() / split)
-        if split != "train":
-            train = self._source("train")
-            assert isinstance(train, _FileSplit)
-            if train.features.shape[1] != source.features.shape[1]:
-                raise InputError(
-                    f"splits differ in the number of features: 'train' has {train.features.shape[1]}, {split!r} has "
-                    f"{source.features.shape[1]}"
-                )
+        if split != "train" and self.num_features != source.features.shape[1]:
+            raise InputError(
+                f"splits differ in the number of features: 'train' has {self.num_features}, {split!r} has "
+                f"{source.features.shape[1]}"
+            )
         return source
 
     def _images(self, split: str) -> _FileImages:
         from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
-        from torchvision.transforms import v2
 
         folder = self._folder() / split
         classes = self._folder_classes(split)
@@ -569,11 +646,17 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         if not samples:
             raise InputError(f"split {split!r} has no image: {folder} needs a folder of images for each class")
         labels = np.array([label for _, label in samples], dtype=np.int64)
-        resize: Transform | None = None
-        if self.image_size is not None:
-            size = round(self.image_size * 8 / 7)
-            resize = v2.Compose([v2.Resize(size, antialias=True), v2.CenterCrop(self.image_size)])
-        return _FileImages([path for path, _ in samples], labels, self.in_memory, resize)
+        return _FileImages([path for path, _ in samples], labels, self.in_memory, self._resize())
+
+    def _resize(self) -> Transform | None:
+        """Brings an image to evaluate to ``image_size``, if that is given."""
+        if self.image_size is None:
+            return None
+        from torchvision.transforms import v2
+
+        size = round(self.image_size * 8 / 7)
+        resize: Transform = v2.Compose([v2.Resize(size, antialias=True), v2.CenterCrop(self.image_size)])
+        return resize
 
     def _folder_classes(self, split: str) -> list[str]:
         folder = self._folder() / split
@@ -592,6 +675,10 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         """All classes, and for each of them 1 (positive), 0 (negative) or −1 (left out)."""
         if self._groups is None:
             classes: list[Any]
+            saved = self._of_checkpoint
+            if "classes" in saved:
+                self._groups = list(saved["classes"]), saved["groups"].numpy()
+                return self._groups
             if self.dataset == "folder":
                 if not (self._folder() / "train").is_dir():
                     self._source("train")  # says what is missing

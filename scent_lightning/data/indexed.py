@@ -7,23 +7,29 @@ from typing import Any, NamedTuple, cast
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
-from scent_lightning.data.batch_sampler import EpochBatchSampler, ShuffledBatchSampler, check_positive_integer
+from scent_lightning.data.batch_sampler import (
+    EpochBatchSampler,
+    SequentialBatchSampler,
+    ShuffledBatchSampler,
+    check_positive_integer,
+)
 from scent_lightning.errors import InputError
 
 __all__ = ["IndexedTensorDataset", "ResumableLoader", "batch_loader", "sampled_loader"]
 
 
-class IndexedTensorDataset(Dataset[tuple[Tensor, ...]]):
+class IndexedTensorDataset(Dataset[tuple[Tensor | None, ...]]):
     """Tensors of equal length; item ``i`` is row ``i`` of each, and ``i`` itself.
 
     A :class:`~torch.utils.data.DataLoader` fetches a whole batch at once through ``__getitems__``: with
     :func:`batch_loader` there is no per-sample collation.
 
     Args:
-        *tensors: shape ``(n, …)`` each.
+        first, *others: shape ``(n, …)`` each; None, but for the first, gives None.
 
     Example:
         >>> dataset = IndexedTensorDataset(torch.tensor([10.0, 20.0, 30.0]))
@@ -31,18 +37,18 @@ class IndexedTensorDataset(Dataset[tuple[Tensor, ...]]):
         (tensor([30., 10.]), tensor([2, 0]))
     """
 
-    def __init__(self, *tensors: Tensor) -> None:
-        self.tensors = tensors
+    def __init__(self, first: Tensor, *others: Tensor | None) -> None:
+        self.tensors = (first, *others)
 
     def __len__(self) -> int:
-        return self.tensors[0].shape[0]
+        return cast(Tensor, self.tensors[0]).shape[0]
 
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        return (*(tensor[index] for tensor in self.tensors), torch.tensor(index))
+    def __getitem__(self, index: int) -> tuple[Tensor | None, ...]:
+        return (*(None if tensor is None else tensor[index] for tensor in self.tensors), torch.tensor(index))
 
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor | None, ...]:
         index = torch.as_tensor(indices, dtype=torch.int64)
-        return (*(tensor[index] for tensor in self.tensors), index)
+        return (*(None if tensor is None else tensor[index] for tensor in self.tensors), index)
 
 
 class PlaceInRun(NamedTuple):
@@ -62,6 +68,25 @@ def place_in_run(trainer: L.Trainer | None) -> PlaceInRun:
     )
 
 
+def evaluation_loader(
+    dataset: Dataset[Any], batch_size: int, trainer: L.Trainer | None, num_workers: int = 0
+) -> DataLoader[Any]:
+    """Loader of rows in order, each in one process and once.
+
+    Args:
+        dataset: has ``__len__`` and ``__getitems__``.
+        batch_size: rows of a batch.
+        trainer: whose processes share the rows, if there is one. For predict it shares them itself, without repeats,
+            unless there are fewer rows than processes.
+        num_workers: loader processes; 0 loads in this one.
+    """
+    replicas, rank, _ = place_in_run(trainer)
+    predicts = trainer is not None and trainer.state.fn == TrainerFn.PREDICTING
+    if predicts and len(cast(Any, dataset)) >= replicas:
+        replicas, rank = 1, 0
+    return batch_loader(dataset, batch_size, False, replicas, rank, num_workers)
+
+
 def shuffle_seed() -> int:
     """The seed that ``seed_everything`` set, in the range of every sampler."""
     return torch.initial_seed() % 2**31
@@ -76,10 +101,15 @@ class WholeBatches(Dataset[Any]):
 
     Args:
         dataset: has ``__len__`` and ``__getitems__``.
+        sampler: that gives them.
     """
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
+    def __init__(self, dataset: Dataset[Any], sampler: EpochBatchSampler) -> None:
         self.dataset = dataset
+        self.sampler = sampler
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"dataset": self.dataset}  # loader processes are told the rows
 
     def __len__(self) -> int:
         return len(cast(Any, self.dataset))
@@ -100,6 +130,12 @@ class ResumableLoader(DataLoader[Any]):
     """
 
     _taken: tuple[int, int] | None = None
+
+    def __init__(self, dataset: Dataset[Any], *, sampler: Any = None, **arguments: Any) -> None:
+        if isinstance(sampler, SequentialSampler) and isinstance(dataset, WholeBatches):
+            # Lightning's overfit_batches puts it in the place of every other sampler: the same batches each epoch.
+            sampler = dataset.sampler.fixed()
+        super().__init__(dataset, sampler=sampler, **arguments)
 
     def __iter__(self) -> Any:
         sampler = cast(EpochBatchSampler, self.sampler)
@@ -130,7 +166,7 @@ def sampled_loader(dataset: Dataset[Any], sampler: EpochBatchSampler, num_worker
         num_workers: loader processes; 0 loads in this one.
     """
     return ResumableLoader(
-        WholeBatches(dataset),
+        WholeBatches(dataset, sampler),
         batch_size=None,
         sampler=sampler,
         num_workers=num_workers,
@@ -153,6 +189,9 @@ def batch_loader(
 ) -> DataLoader[Any]:
     """Loader of a data set with ``__getitems__``, whole batches at a time.
 
+    Where ``num_replicas`` is above 1, each row is in the batches of one process, and Lightning leaves it at that; else
+    Lightning shares the rows of validation and test evenly, and repeats some for it.
+
     The order of an epoch depends on the seed and the number of the epoch alone (Lightning sets it), not on the global
     random state nor on the number of processes: all of them together take the rows that one would take, each once.
 
@@ -173,6 +212,9 @@ def batch_loader(
         sampler = ShuffledBatchSampler(rows, batch_size, num_replicas, rank, seed, drop_last)
         sampler.set_epoch(epoch)
         return sampled_loader(dataset, sampler, num_workers)
+    if num_replicas > 1:
+        in_order = SequentialBatchSampler(len(cast(Any, dataset)), batch_size, num_replicas, rank, drop_last)
+        return sampled_loader(dataset, in_order, num_workers)
     return DataLoader(
         dataset,
         batch_size=batch_size,

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from scent_lightning.data.state import fingerprint, sampled
 from scent_lightning.errors import InputError
 from scent_lightning.optional import of_vision
 
@@ -69,6 +70,15 @@ class _Strings:
 
     def __getitem__(self, position: int) -> str:
         return self.bytes[self.ends[position] : self.ends[position + 1]].tobytes().decode("utf-8", "surrogatepass")
+
+    def parts(self, count: int) -> tuple[Array, Array]:
+        """The first ``count`` strings as two arrays."""
+        return self.ends[: count + 1], self.bytes[: self.ends[count]]
+
+
+def _size(path: str) -> int:
+    """Size of a file in bytes; −1 where there is none."""
+    return os.path.getsize(path) if os.path.isfile(path) else -1
 
 
 class BadPairError(Exception):
@@ -123,6 +133,10 @@ class FilePairs:
         except BadPairError:
             return ""
 
+    def fingerprint(self, rows: int) -> str:
+        """Hash of what the first ``rows`` pairs are, found without reading them all."""
+        raise NotImplementedError
+
     def skip(self, row: int, reason: str) -> None:
         """Count the row, once, and say so of the first ones."""
         if self.skipped[row]:
@@ -167,6 +181,10 @@ class TablePairs(FilePairs):
     def image_path(self, row: int) -> str:
         """Path of a row's image."""
         return os.path.join(self.path.parent, self.names[row])
+
+    def fingerprint(self, rows: int) -> str:  # noqa: D102
+        sizes = [_size(self.image_path(row)) for row in sampled(rows).tolist()]
+        return fingerprint([*self.names.parts(rows), *self.captions.parts(rows), np.array(sizes)])
 
     def read(self, row: int, image: bool = True) -> tuple[str, Tensor | None]:  # noqa: D102
         caption = self.captions[row]
@@ -255,6 +273,16 @@ class ShardPairs(FilePairs):
                 )
             self._opened[number] = shard
         return self._opened[number]
+
+    def fingerprint(self, rows: int) -> str:  # noqa: D102
+        parts: list[str] = []
+        for path, start, end in zip(self.paths, [0, *self.ends[:-1].tolist()], self.ends.tolist(), strict=True):
+            if start >= rows:
+                break
+            # A shard that goes on after these rows may be longer than it was.
+            size = _size(path) if end <= rows else None
+            parts.append(f"{os.path.basename(path)} {min(end, rows) - start} {size}")
+        return fingerprint(parts)
 
     def read(self, row: int, image: bool = True) -> tuple[str, Tensor | None]:  # noqa: D102
         number = int(np.searchsorted(self.ends, row, side="right"))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pandas as pd
 import torch
@@ -15,7 +14,14 @@ from sklearn.datasets import fetch_california_housing, fetch_openml, load_diabet
 from sklearn.preprocessing import StandardScaler
 from torch.utils.data import DataLoader
 
-from scent_lightning.data.indexed import IndexedTensorDataset, batch_loader, check_batch_size, place_in_run
+from scent_lightning.data.indexed import (
+    IndexedTensorDataset,
+    batch_loader,
+    check_batch_size,
+    evaluation_loader,
+    place_in_run,
+)
+from scent_lightning.data.state import TrainedDataModule, fingerprint
 from scent_lightning.errors import InputError
 
 __all__ = ["TabularRegressionDataModule"]
@@ -105,12 +111,17 @@ def _some(values: list[Any]) -> str:
     return shown if len(values) <= 5 else f"{shown}, … ({len(values)} in all)"
 
 
-class TabularRegressionDataModule(L.LightningDataModule):
+class TabularRegressionDataModule(TrainedDataModule):
     """Rows of numbers with a numeric target, as whole batches ``(features, target, index)``.
 
     ``features`` is float32 of shape ``(B, d)``, ``target`` float32 of shape ``(B,)``, ``index`` int64 of shape
     ``(B,)``: the row's position in its split; for predict, in the file. Training batches are shuffled anew every epoch.
     ``predict`` goes over all rows in the order of the file.
+
+    A checkpoint holds the columns and the scaling of the training run. Loaded from it (the Trainer's ``ckpt_path``, or
+    :meth:`load_state_dict`), the module treats every file alike: the columns are taken by name, in whatever order and
+    among whatever others, and scaled as in training. ``predict`` then needs no target: where the file lacks the column,
+    or has nothing in it, ``target`` is None. A single row is enough.
 
     Args:
         dataset: "diabetes" (442 rows, part of scikit-learn; the target is divided by 100), "california_housing"
@@ -174,32 +185,36 @@ class TabularRegressionDataModule(L.LightningDataModule):
         self.standardize = standardize
         self.split_seed = split_seed
         self.num_workers = num_workers
-        self._splits: dict[str, IndexedTensorDataset] | None = None
+        self._raw: tuple[list[str], np.ndarray, np.ndarray | None] | None = None
+        self._scaling: tuple[np.ndarray, np.ndarray] | None = None
+        self._splits: dict[str, IndexedTensorDataset] = {}
 
     @property
     def num_features(self) -> int:
         """Number of features d."""
-        return self._loaded()["train"].tensors[0].shape[1]
+        columns = self._of_checkpoint.get("columns")
+        return len(self._table()[0] if columns is None else columns)
 
     @property
     def num_anchors(self) -> int:
         """Number of training rows."""
-        return len(self._loaded()["train"])
+        return len(self._rows("train"))
 
     def setup(self, stage: str) -> None:
-        """Read the table and split it, once."""
-        self._loaded()
+        """For fit, read the table and check its splits; elsewhere a checkpoint may still say what to read."""
+        if stage == "fit":
+            for split in ("train", "val", "test"):
+                self._rows(split)
+            self._train_split()
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move the three tensors, without Lightning's walk through an unknown collection."""
-        return tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+        return tuple(part if part is None else part.to(device, non_blocking=True) for part in batch)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled training batches."""
         replicas, rank, epoch = place_in_run(self.trainer)
-        return batch_loader(
-            self._loaded()["train"], self.batch_size, True, replicas, rank, self.num_workers, epoch=epoch
-        )
+        return batch_loader(self._train_split(), self.batch_size, True, replicas, rank, self.num_workers, epoch=epoch)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Validation rows, or the training rows if ``val_fraction`` is 0."""
@@ -214,15 +229,94 @@ class TabularRegressionDataModule(L.LightningDataModule):
         return self._evaluation_loader("predict")
 
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
-        return batch_loader(self._loaded()[split], EVALUATION_BATCH, False, num_workers=self.num_workers)
+        return evaluation_loader(self._split(split), EVALUATION_BATCH, self.trainer, self.num_workers)
 
-    def _loaded(self) -> dict[str, IndexedTensorDataset]:
-        if self._splits is None:
-            self._splits = self._split(*self._table())
-        return self._splits
+    # What a checkpoint holds
 
-    def _table(self) -> tuple[np.ndarray, np.ndarray]:
-        """Features (n, d) and target (n,) in float64, checked."""
+    def _learn(self) -> dict[str, Any]:
+        columns, _, _ = self._table()
+        learned: dict[str, Any] = {"columns": list(columns)}
+        if self._scales():
+            mean, scale = self._scaler()
+            learned |= {"mean": torch.from_numpy(mean), "scale": torch.from_numpy(scale)}
+        return learned
+
+    def _fingerprint(self, rows: int) -> str:
+        columns, features, target = self._table()
+        chosen = self._rows("train")[:rows]
+        return fingerprint([*columns, features[chosen], b"" if target is None else target[chosen]])
+
+    def _forget(self) -> None:
+        self._raw = self._scaling = None
+        self._splits = {}
+
+    # Splits
+
+    def _train_split(self) -> IndexedTensorDataset:
+        check_batch_size(self.batch_size, len(self._rows("train")))
+        return self._split("train")
+
+    def _split(self, name: str) -> IndexedTensorDataset:
+        """Features, target and index of a split; only of "predict" the target may be None."""
+        if name not in self._splits:
+            _, features, target = self._table(labelled=name != "predict")
+            chosen = self._rows(name)
+            values = features[chosen]
+            if self._scales():
+                mean, scale = self._scaler()
+                values = (values - mean) / scale
+            y = None if target is None else torch.from_numpy(target[chosen].astype(np.float32))
+            self._splits[name] = IndexedTensorDataset(torch.from_numpy(values.astype(np.float32)), y)
+        return self._splits[name]
+
+    def _scales(self) -> bool:
+        return "mean" in self._of_checkpoint if self._of_checkpoint else self.standardize
+
+    def _scaler(self) -> tuple[np.ndarray, np.ndarray]:
+        """What to subtract from each feature and to divide it by: of the training run, wherever it was."""
+        if self._scaling is None:
+            saved = self._of_checkpoint
+            if "mean" in saved:
+                self._scaling = saved["mean"].numpy(), saved["scale"].numpy()
+            else:
+                scaler = StandardScaler().fit(self._table()[1][self._rows("train")])
+                self._scaling = scaler.mean_, scaler.scale_
+        return self._scaling
+
+    def _rows(self, split: str) -> np.ndarray:
+        """Rows of a split, ascending."""
+        rows = len(self._table(labelled=False)[1])
+        if split == "predict":
+            return np.arange(rows)
+        if rows < 2 and not self._of_checkpoint:
+            raise InputError(f"{self.dataset} has {rows} row(s); at least 2 are needed")
+        sizes = {"val": round(self.val_fraction * rows), "test": round(self.test_fraction * rows)}
+        order = np.random.default_rng(self.split_seed).permutation(rows)
+        if split != "train" and getattr(self, f"{split}_fraction") > 0:
+            if sizes[split] == 0:
+                raise InputError(f"{split}_fraction {getattr(self, f'{split}_fraction')} of {rows} rows leaves no row")
+            start = 0 if split == "val" else sizes["val"]
+            return np.sort(order[start : start + sizes[split]])
+        return np.sort(order[sizes["val"] + sizes["test"] :])
+
+    # The table
+
+    def _table(self, labelled: bool = True) -> tuple[list[str], np.ndarray, np.ndarray | None]:
+        """Names and values (n, d) of the features and the target (n,), in float64, checked.
+
+        With a checkpoint's columns the target may be missing, unless ``labelled``; it is None then.
+        """
+        if self._raw is None:
+            self._raw = self._read_table()
+        if labelled and self._raw[2] is None:
+            raise InputError(
+                f"{self.dataset} has nothing in its target column {self.target}: only predict does without"
+            )
+        return self._raw
+
+    def _read_table(self) -> tuple[list[str], np.ndarray, np.ndarray | None]:
+        trained = self._of_checkpoint.get("columns")
+        target: str | None
         if self.dataset in BUILT_IN:
             frame, target = BUILT_IN[self.dataset](self.data_dir)
         else:
@@ -230,51 +324,36 @@ class TabularRegressionDataModule(L.LightningDataModule):
             if not path.is_file():
                 known = ", ".join(BUILT_IN)
                 raise InputError(f"dataset {self.dataset!r} is neither a file nor one of the known data sets: {known}")
-            frame = _read(path)
-            if self.target is None:
+            frame, target = _read(path), self.target
+            if target is None and trained is None:
                 raise InputError(f"target must name a column of {path}: {_some(list(frame.columns))}")
-            target = self.target
-        columns = [name for name in frame.columns if name != target] if self.features is None else self.features
-        missing = [name for name in [*columns, target] if name not in frame.columns]
+        columns = trained or (
+            [name for name in frame.columns if name != target] if self.features is None else self.features
+        )
+        if trained is not None and (target not in frame.columns or frame[target].isna().all()):
+            target = None
+        wanted = columns if target is None else [*columns, target]
+        missing = [name for name in wanted if name not in frame.columns]
         if missing:
             raise InputError(f"{self.dataset} has no column {_some(missing)}; it has: {', '.join(frame.columns)}")
         if target in columns or not columns:
             raise InputError(f"features must name at least one column other than the target, got {columns}")
-        values = np.empty((len(frame), len(columns) + 1))
-        for position, name in enumerate([*columns, target]):
+        values = self._numbers(frame, wanted)
+        return columns, values[:, : len(columns)], None if target is None else values[:, -1]
+
+    def _numbers(self, frame: pd.DataFrame, columns: list[str]) -> np.ndarray:
+        """Values of columns, float64, shape ``(n, len(columns))``, all of them finite."""
+        values = np.empty((len(frame), len(columns)))
+        for position, name in enumerate(columns):
             try:
                 values[:, position] = pd.to_numeric(frame[name]).to_numpy(dtype=float, na_value=np.nan)
             except (TypeError, ValueError) as error:
                 raise InputError(f"column {name!r} of {self.dataset} is not numeric: {error}") from error
         bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
         if bad.size:
-            names = [[*columns, target][i] for i in np.flatnonzero(~np.isfinite(values).all(axis=0))]
+            names = [columns[i] for i in np.flatnonzero(~np.isfinite(values).all(axis=0))]
             raise InputError(
                 f"{self.dataset} has missing or non-finite values in rows {_some(bad.tolist())} (counted from 0), "
                 f"columns {_some(names)}"
             )
-        return values[:, :-1], values[:, -1]
-
-    def _split(self, features: np.ndarray, target: np.ndarray) -> dict[str, IndexedTensorDataset]:
-        rows = len(target)
-        if rows < 2:
-            raise InputError(f"{self.dataset} has {rows} row(s); at least 2 are needed")
-        sizes = {"val": round(self.val_fraction * rows), "test": round(self.test_fraction * rows)}
-        order = np.random.default_rng(self.split_seed).permutation(rows)
-        parts = {
-            "val": np.sort(order[: sizes["val"]]),
-            "test": np.sort(order[sizes["val"] : sizes["val"] + sizes["test"]]),
-            "train": np.sort(order[sizes["val"] + sizes["test"] :]),
-            "predict": np.arange(rows),
-        }
-        for split in ("val", "test"):
-            if getattr(self, f"{split}_fraction") == 0:
-                parts[split] = parts["train"]
-            elif sizes[split] == 0:
-                raise InputError(f"{split}_fraction {getattr(self, f'{split}_fraction')} of {rows} rows leaves no row")
-        check_batch_size(self.batch_size, len(parts["train"]))
-        if self.standardize:
-            features = StandardScaler().fit(features[parts["train"]]).transform(features)
-        x = torch.from_numpy(features.astype(np.float32))
-        y = torch.from_numpy(target.astype(np.float32))
-        return {split: IndexedTensorDataset(x[chosen], y[chosen]) for split, chosen in parts.items()}
+        return values

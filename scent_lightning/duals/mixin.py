@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from scent_lightning.changed_data import check_change
 from scent_lightning.checkpoint import local_path, read_checkpoint
 from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import exchange
@@ -328,10 +329,15 @@ class DualVariableMixin(L.LightningModule):
             self._set_epoch((run_progress(trainer) or 0.0) / epochs)
 
     def on_fit_start(self) -> None:
-        """Stop before training on a table that belongs to another training set."""
+        """Stop before training on a table that belongs to another training set, or start it anew if that is wanted."""
         super().on_fit_start()
         for variable in self.duals.values():
             cast(DualVariable, variable).check_trainable()
+        changed_rows = getattr(getattr(self.trainer, "datamodule", None), "changed_rows", None)
+        if changed_rows is not None and (change := changed_rows()) != "none":
+            check_change(change, self.if_changed_data)
+            if self.if_changed_data == "reset":
+                self.reset_duals()
 
     def to_torchscript(
         self, file_path: Any = None, method: str | None = "script", example_inputs: Any = None, **kwargs: Any

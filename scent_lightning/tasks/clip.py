@@ -177,6 +177,10 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
 
     def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised embeddings, shape ``(B, D)`` each, of images ``(B, 3, H, W)`` and token ids ``(B, T)``."""
+        if len(images) == 0:
+            # open_clip cannot reshape a batch without a row, which a process has where there are fewer than processes.
+            image, text = self(images.new_zeros(1, *images.shape[1:]), texts.new_zeros(1, *texts.shape[1:]))
+            return image[:0], text[:0]
         return self.model.encode_image(images, normalize=True), self.model.encode_text(texts, normalize=True)
 
     # ---------------------------------------------------------------- loss

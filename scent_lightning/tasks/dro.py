@@ -236,6 +236,8 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
                 features, target, _ = self.trainer.strategy.batch_to_device(
                     self.trainer.precision_plugin.convert_input(batch)
                 )
+                if target is None:
+                    return
                 with self.trainer.precision_plugin.predict_step_context():  # as the Trainer's own pass
                     risk.update(self.losses(self(features), target))
         rows = self.trainer.strategy.reduce(risk.count.double(), reduce_op="sum")
@@ -245,15 +247,18 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         """Forget the sum."""
         self._log_total = None
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+    def predict_step(self, batch: tuple[Tensor, Tensor | None, Tensor], batch_idx: int) -> dict[str, Tensor]:
         """Predict a batch.
 
         Returns:
             ``index`` (the row), ``prediction``, ``loss`` and ``weight``, each of shape ``(B,)``. The weights sum to 1
-            over all rows that the Trainer predicts; over the batch where there is no Trainer.
+            over all rows that the Trainer predicts; over the batch where there is no Trainer. Where the batch has None
+            for the target, ``index`` and ``prediction`` alone.
         """
         features, target, index = batch
         prediction = self(features)
+        if target is None:
+            return {"index": index, "prediction": prediction}
         losses = self.losses(prediction, target)
         log_weights = losses.double() / self.tau
         log_total = torch.logsumexp(log_weights, dim=0) if self._log_total is None else self._log_total

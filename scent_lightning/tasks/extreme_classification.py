@@ -270,7 +270,7 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
         """Exact cross-entropy, top-1 and top-5 accuracy over the test rows."""
         self._evaluate("test", batch)
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+    def predict_step(self, batch: tuple[Tensor, Tensor | None, Tensor], batch_idx: int) -> dict[str, Tensor]:
         """The most probable classes.
 
         Returns:

@@ -294,14 +294,15 @@ class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         """Objective and areas under the ROC curve over the test rows; returns what the validation step does."""
         return self._evaluate("test", batch)
 
-    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+    def predict_step(self, batch: tuple[Tensor, Tensor | None, Tensor], batch_idx: int) -> dict[str, Tensor]:
         """Score a batch.
 
         Returns:
-            ``index`` (the row), ``score`` and ``label``, each of shape ``(B,)``.
+            ``index`` (the row), ``score`` and ``label``, each of shape ``(B,)``; no ``label`` where the batch has None.
         """
         inputs, labels, index = batch
-        return {"index": index, "score": self.scores(self(inputs)), "label": labels}
+        found = {"index": index, "score": self.scores(self(inputs))}
+        return found if labels is None else {**found, "label": labels}
 
     # ---------------------------------------------------------------- optimiser
 

@@ -18,8 +18,10 @@ from scent_lightning.data.features import (
     _normal,
     _uniform,
 )
+from scent_lightning.duals import SOX
 from scent_lightning.errors import InputError
-from tests.helpers import Steps
+from scent_lightning.tasks import ExtremeClassificationTask
+from tests.helpers import Steps, quiet_trainer
 
 ROWS = {"train": 23, "val": 7, "test": 5}
 WIDTH = 4
@@ -506,3 +508,27 @@ def test_trainer_on_synthetic_features():
 def test_bad_synthetic_arguments(arguments, message):
     with pytest.raises(InputError, match=message):
         synthetic(**arguments).setup("fit")
+
+
+@pytest.mark.parametrize("place", ["predict", "."])
+@pytest.mark.parametrize("rows", [1, 6])
+def test_unlabelled_rows_are_predicted_from_a_checkpoint(place, rows, tmp_path):
+    (tmp_path / "old" / "train").mkdir(parents=True)
+    for name, values in zip(("features", "labels"), arrays("train"), strict=True):
+        np.save(tmp_path / "old" / "train" / f"{name}.npy", values)
+    data = FeatureDataModule(str(tmp_path / "old"), batch_size=4, num_classes=9)
+    task = ExtremeClassificationTask(data.num_features, data.num_classes, data.num_anchors, SOX(0.5), top_k=1)
+    trainer = quiet_trainer(max_epochs=1, limit_val_batches=0)
+    trainer.fit(task, data)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    (tmp_path / "new" / place).mkdir(parents=True)
+    features = np.random.default_rng(9).standard_normal((rows, WIDTH)).astype(np.float32)
+    np.save(tmp_path / "new" / place / "features.npy", features)
+    new = FeatureDataModule(str(tmp_path / "new"))
+    (found,) = quiet_trainer().predict(task, new, ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    assert found["class"].squeeze(1).tolist() == task.head.logits(torch.from_numpy(features)).argmax(1).tolist()
+    assert (new.num_features, new.num_classes, new.num_anchors) == (WIDTH, 9, ROWS["train"])
+    np.save(tmp_path / "new" / place / "features.npy", features[:, 1:])
+    new = FeatureDataModule.load_from_checkpoint(tmp_path / "a.ckpt", path=str(tmp_path / "new"))
+    with pytest.raises(InputError, match=r"features\.npy has 3 features, the training rows had 4"):
+        new.predict_dataloader()

@@ -13,7 +13,9 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from scent_lightning.data.imbalanced import NORMALISATION, ImbalancedImageDataModule
+from scent_lightning.duals import SOX
 from scent_lightning.errors import InputError
+from scent_lightning.tasks import PartialAUCTask
 from tests.helpers import Steps, ddp_trainer, quiet_trainer, under_two_trainers
 
 CLASSES = ("ant", "bee", "cat", "dog")
@@ -611,3 +613,48 @@ def test_features_with_nan(tmp_path):
     np.save(tmp_path / "train" / "features.npy", features)
     with pytest.raises(InputError, match="features of split 'train' are NaN or infinite in row 4"):
         list(module(tmp_path, dataset="features").train_eval_dataloader())
+
+
+# New data are treated as the training run's were
+
+
+@pytest.mark.parametrize("place", ["predict", "."])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_unlabelled_features_are_predicted_from_a_checkpoint(place, rows, tmp_path):
+    data = module(write_features(tmp_path / "old", splits=("train",)), dataset="features", positive_classes=[0])
+    task = PartialAUCTask(data.num_anchors, SOX(0.5), data.num_features)
+    trainer = quiet_trainer(max_epochs=1, limit_val_batches=0)
+    trainer.fit(task, data)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["ImbalancedImageDataModule"]
+    assert (saved["classes"], saved["groups"].tolist()) == ([0, 1, 2, 3], [1, 0, 0, 0])
+    (tmp_path / "new" / place).mkdir(parents=True)
+    features = np.random.default_rng(9).standard_normal((rows, 5)).astype(np.float32)
+    np.save(tmp_path / "new" / place / "features.npy", features)
+    new = module(tmp_path / "new", dataset="features")
+    (found,) = quiet_trainer().predict(task, new, ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    assert set(found) == {"index", "score"}
+    torch.testing.assert_close(found["score"], task.scores(task(torch.from_numpy(features))).detach())
+    new = ImbalancedImageDataModule.load_from_checkpoint(tmp_path / "a.ckpt", path=str(new.path), dataset="features")
+    assert (new.num_features, new.num_anchors) == (5, data.num_anchors)
+
+
+def test_grouping_of_the_training_run(tmp_path):
+    """A file of test rows alone, where other labels occur, in which half of them would be positive."""
+    data = module(write_features(tmp_path / "old", splits=("train",)), dataset="features", positive_classes=[0, 3])
+    write_features(tmp_path / "new", labels=[3, 2, 2, 0, 3], splits=("test",))
+    new = module(tmp_path / "new", dataset="features")
+    new.setup("test")
+    new.load_state_dict(data.state_dict())
+    assert torch.cat([batch[1] for batch in new.test_dataloader()]).tolist() == [1, 0, 0, 1, 1]
+
+
+def test_images_without_classes_are_predicted(tmp_path):
+    write_images(tmp_path / "old")
+    for number in range(3):
+        Image.fromarray(pixels("val", 1, number, (8, 8))).save(tmp_path / f"{number}.png")
+    inputs, labels, index = next(iter(module(tmp_path).predict_dataloader()))
+    assert labels is None
+    assert index.tolist() == [0, 1, 2]
+    expected = np.stack([pixels("val", 1, number, (8, 8)) for number in range(3)])
+    torch.testing.assert_close(inputs, normalised(expected))

@@ -9,6 +9,8 @@ from torch.utils.data import DistributedSampler
 from scent_lightning.data import IndexedTensorDataset, batch_loader
 from scent_lightning.data.augmentation import at_random
 from scent_lightning.data.batch_sampler import BatchRows, ShuffledBatchSampler
+from tests.helpers import Steps, quiet_trainer
+from tests.settings import SETTINGS, images
 
 
 @pytest.mark.parametrize("rows", [1, 2, 10, 11, 29])
@@ -102,3 +104,26 @@ def test_whole_batches_and_workers():
         assert all(torch.equal(batch[0], batch[2].float()) for batch in batches)
     single = dataset[3]
     assert (single[0].item(), single[2].item()) == (3.0, 3)
+
+
+# overfit_batches: the same batches each epoch
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, "images"])
+def test_overfit_batches_of_every_data_module(name, tmp_path):
+    _, data = {**SETTINGS, "images": images}[name](tmp_path, 8)
+    model = Steps()
+    quiet_trainer(max_epochs=3, overfit_batches=2).fit(model, datamodule=data)
+    first, *others = (model.seen["train"][start : start + 2] for start in (0, 2, 4))
+    assert [len(batch) for batch in first] == [8, 8]
+    assert others == [first, first]
+    if name not in ("ranking", "images"):
+        assert first == [[*range(8)], [*range(8, 16)]]
+
+
+@pytest.mark.parametrize(("amount", "batches"), [(1, 1), (0.5, 1), (1.0, 3), (3, 3)])
+def test_overfit_batches_of_ones_own_loader(amount, batches):
+    data = IndexedTensorDataset(torch.arange(20.0), torch.zeros(20))
+    model = Steps()
+    quiet_trainer(max_epochs=3, overfit_batches=amount).fit(model, batch_loader(data, 8, True))
+    assert model.seen["train"] == 3 * [[*range(8)], [*range(8, 16)], [*range(16, 20)]][:batches]

@@ -7,7 +7,10 @@ import torch
 from sklearn.datasets import load_diabetes
 
 from scent_lightning.data import TabularRegressionDataModule
+from scent_lightning.duals import SOX
 from scent_lightning.errors import InputError
+from scent_lightning.tasks import DRORegressionTask
+from tests.helpers import quiet_trainer
 
 
 @pytest.fixture
@@ -174,3 +177,69 @@ def test_unreadable_files_and_missing_data_sets(tmp_path, monkeypatch):
     monkeypatch.setattr("scent_lightning.data.tabular.fetch_california_housing", offline)
     with pytest.raises(InputError, match=r"'california_housing' is neither in data_dir .* nor could it be downloaded"):
         TabularRegressionDataModule("california_housing", data_dir=str(tmp_path)).setup("fit")
+
+
+# New data are treated as the training run's were
+
+
+@pytest.fixture
+def trained(table, tmp_path):
+    """A fitted task, its checkpoint, and what it predicts of its training file."""
+    table["a"] = 50 + 10 * table["a"]
+    data = TabularRegressionDataModule(write(table, tmp_path), target="y", batch_size=10)
+    task = DRORegressionTask(3, SOX(0.5), lr=1e-3)
+    trainer = quiet_trainer(max_epochs=1, limit_val_batches=0)
+    trainer.fit(task, data)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    assert torch.load(tmp_path / "a.ckpt", weights_only=True)["TabularRegressionDataModule"]["columns"] == [*"abc"]
+    return task, tmp_path / "a.ckpt", torch.cat([batch["prediction"] for batch in trainer.predict(task, data)])
+
+
+NEW_FILES = {
+    "a part of the rows": lambda table: table[table["a"] > 50],
+    "one row": lambda table: table[7:8],
+    "other columns and order": lambda table: table.assign(z="text")[["z", "y", "c", "a", "b"]],
+    "no target": lambda table: table[["b", "a", "c"]],
+    "nothing in the target": lambda table: table.assign(y=np.nan)[3:],
+    "one row and no target": lambda table: table[["a", "b", "c"]][29:],
+}
+
+
+@pytest.mark.parametrize("change", NEW_FILES.values(), ids=NEW_FILES.keys())
+def test_new_files_are_predicted_as_the_training_file(change, table, trained, tmp_path):
+    task, checkpoint, expected = trained
+    new = change(table)
+    path = write(new, tmp_path, "new.csv")
+    for arguments in ({}, {"standardize": False, "val_fraction": 0.5, "batch_size": 1000}):
+        data = TabularRegressionDataModule(path, target="y", **arguments)
+        batches = quiet_trainer().predict(task, data, ckpt_path=checkpoint, weights_only=True)
+        torch.testing.assert_close(torch.cat([batch["prediction"] for batch in batches]), expected[new.index])
+        assert ("loss" in batches[0]) == ("y" in new and bool(new["y"].notna().all()))
+    data = TabularRegressionDataModule.load_from_checkpoint(checkpoint, dataset=path)
+    batches = quiet_trainer().predict(task, data)
+    torch.testing.assert_close(torch.cat([batch["prediction"] for batch in batches]), expected[new.index])
+
+
+def test_validation_of_new_files_scales_as_in_training(table, trained, tmp_path):
+    task, checkpoint, expected = trained
+    new = table[table["a"] > 50]
+    data = TabularRegressionDataModule(write(new, tmp_path, "new.csv"), target="y")
+    (found,) = quiet_trainer().test(task, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
+    residual = expected[new.index].double().numpy() - new["y"].to_numpy()
+    assert found["test/rmse"] == pytest.approx(float(np.sqrt(np.mean(residual**2))), rel=1e-5)
+    missing = TabularRegressionDataModule(write(new[["a", "b", "c"]], tmp_path, "bare.csv"), target="y")
+    with pytest.raises(InputError, match="nothing in its target column y: only predict does without"):
+        quiet_trainer().test(task, missing, ckpt_path=checkpoint, weights_only=True, verbose=False)
+
+
+def test_a_resumed_fit_keeps_the_scaling(table, trained, tmp_path):
+    task, checkpoint, _ = trained
+    more = pd.concat([table, table + 100])
+    data = TabularRegressionDataModule(write(more, tmp_path, "more.csv"), target="y", batch_size=10)
+    task.if_changed_data = "grow"
+    trainer = quiet_trainer(max_epochs=2, limit_val_batches=0)
+    trainer.fit(task, data, ckpt_path=checkpoint, weights_only=True)
+    before = torch.load(checkpoint, weights_only=True)["TabularRegressionDataModule"]
+    after = data.state_dict()
+    assert torch.equal(before["mean"], after["mean"])
+    assert (before["rows"], after["rows"]) == (30, 60)
