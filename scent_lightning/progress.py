@@ -15,12 +15,16 @@ from torch.optim.lr_scheduler import LRScheduler
 __all__ = ["ProgressLR", "check_progress", "run_progress"]
 
 
-def run_progress(trainer: L.Trainer) -> float | None:
+def run_progress(trainer: L.Trainer, in_batch: bool = False) -> float | None:
     """Fraction of a run of ``trainer.fit`` that is done, in [0, 1]; None where the run has no end that is known.
 
     Counted in epochs against ``max_epochs``, in optimiser steps against ``max_steps`` and in seconds against
     ``max_time``, whichever comes first. An epoch that has begun counts by its batches. So a run that is resumed with
     another batch size, another number of processes, more data or another length is where it is in the new run.
+
+    Args:
+        trainer: runs the fit.
+        in_batch: whether this is asked while a batch is processed, and not between batches or epochs.
     """
     loop: Any = trainer.fit_loop
     progress = -1.0
@@ -29,8 +33,10 @@ def run_progress(trainer: L.Trainer) -> float | None:
         progress = loop.epoch_loop.global_step / steps
     if epochs > 0 and 0 < batches < math.inf:
         current = loop.epoch_progress.current
-        # Between epochs the batches are still those of the epoch before.
-        done = loop.epoch_loop.batch_progress.current.processed if current.started > current.processed else 0
+        # Between epochs the batches are still those of the epoch before. Within one that a run was resumed before, from
+        # the last batch of another, Lightning does not count the epoch as started.
+        within = in_batch or current.started > current.processed
+        done = loop.epoch_loop.batch_progress.current.processed if within else 0
         progress = max(progress, (current.processed * batches + done) / (epochs * batches))
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Timer):
@@ -73,13 +79,16 @@ class ProgressLR(LRScheduler):
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | Tensor]:
-        """The rate of each group now."""
-        factor = self.factor(run_progress(self.trainer) or 0.0, self.last_epoch)
+        """The rate of each group now, after a batch, or at the start."""
+        return self._rates(in_batch=self.last_epoch > 0)
+
+    def _rates(self, in_batch: bool) -> list[float | Tensor]:
+        factor = self.factor(run_progress(self.trainer, in_batch) or 0.0, self.last_epoch)
         return [rate * factor for rate in self.base_lrs]
 
     def refresh(self) -> None:
-        """Set the rates to what they are at this place of the run."""
-        self._last_lr = self.get_lr()
+        """Set the rates to what they are at this place of the run, between batches."""
+        self._last_lr = self._rates(in_batch=False)
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
