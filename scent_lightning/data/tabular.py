@@ -198,6 +198,8 @@ class TabularRegressionDataModule(TrainedDataModule):
     @property
     def num_anchors(self) -> int:
         """Number of training rows."""
+        if not self._of_checkpoint:
+            self._train_split()  # says what is wrong before a run leaves anything on the disk
         return len(self._rows("train"))
 
     def setup(self, stage: str) -> None:
