@@ -1,10 +1,13 @@
 """Nothing in a checkpoint or in a data file is ever run, whichever way it comes in; it ends in one clear sentence."""
 
+import importlib
 import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -175,3 +178,40 @@ def test_features(tmp_path, capsys, which, form):
         "false",
     ]
     assert f"{which}." in refused_by_command_line(capsys, arguments)
+
+
+@pytest.mark.parametrize("module", ["stranger", "strangers.inside", "scent_lightning_stranger"])
+@pytest.mark.parametrize("way", ["task", "dictionary"])
+def test_a_module_that_a_checkpoint_names_is_not_imported(module, way, nothing_runs, monkeypatch):
+    """Not even to find out that it holds no dual update: its top level would run."""
+    file = nothing_runs / (module.replace(".", "/") + ".py")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"import os\nos.mkdir({str(nothing_runs / RAN)!r})\n")
+    if "." in module:
+        (file.parent / "__init__.py").write_text(file.read_text())
+    monkeypatch.syspath_prepend(str(nothing_runs))
+    config = {"class_path": f"{module}.Update", "init_args": {}}
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=0)
+    trainer.strategy.connect(DRORegressionTask(3, BSGD(), initial="zeros"))
+    trainer.save_checkpoint("a.ckpt")
+    saved = torch.load("a.ckpt", weights_only=True)
+    saved["hyper_parameters"]["dual"] = config
+    torch.save(saved, "a.ckpt")
+    load = partial(DRORegressionTask.load_from_checkpoint, "a.ckpt")
+    if way == "dictionary":
+        load = partial(DRORegressionTask, 3, config)
+    with pytest.raises(InputError, match=f"module that is not imported.*import {module} first, or pass the update"):
+        load()
+    assert module not in sys.modules
+
+
+def test_a_module_that_is_imported_already(nothing_runs, monkeypatch):
+    (nothing_runs / "own_updates.py").write_text(
+        "from scent_lightning.duals import BSGD\n\n\nclass Own(BSGD):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(nothing_runs))
+    monkeypatch.delitem(sys.modules, "own_updates", raising=False)
+    own = importlib.import_module("own_updates").Own()
+    again = DRORegressionTask(3, own.config(), initial="zeros").duals["nu"].update
+    assert type(again) is type(own)
+    monkeypatch.delitem(sys.modules, "own_updates")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -178,13 +179,22 @@ class DualUpdate:
     def from_config(config: Mapping[str, Any]) -> DualUpdate:
         """Build an update from :meth:`config`'s form.
 
+        A checkpoint holds this form, and loading one must not run code that its author chose: no module is imported
+        but this package's. One of your own must be imported already.
+
         Raises:
-            InputError: the class path is missing, cannot be imported or is not a dual update.
+            InputError: the class path is missing, its module is not imported, or it is not a dual update.
         """
         path = config.get("class_path", "")
         module, _, name = str(path).rpartition(".")
+        module = module or "scent_lightning.duals"
+        if module.split(".")[0] != "scent_lightning" and module not in sys.modules:
+            raise InputError(
+                f"class_path {path!r} of a dual update is in a module that is not imported, and a checkpoint or a "
+                f"configuration does not import it: import {module} first, or pass the update itself as dual"
+            )
         try:
-            found = getattr(importlib.import_module(module or "scent_lightning.duals"), name)
+            found = getattr(sys.modules.get(module) or importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
             raise InputError(f"no dual update at class_path {path!r}: {error}") from error
         if not (inspect.isclass(found) and issubclass(found, DualUpdate)):
