@@ -11,8 +11,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from scent_lightning.data import FeatureDataModule, TabularRegressionDataModule
 from scent_lightning.duals import SOX
 from scent_lightning.errors import InputError
+from scent_lightning.tasks import DRORegressionTask, ExtremeClassificationTask
 from tests.helpers import SoftmaxData, SoftmaxTask, ddp_trainer, quiet_trainer, under_trainers
 from tests.settings import SETTINGS, regression
 
@@ -167,3 +169,58 @@ def test_grown_in_memory(tmp_path):
     task, _ = regression(tmp_path, 16)
     task.grow_duals(1)
     assert task.duals["nu"].num_anchors == 1
+
+
+def _table(path, rows):
+    generator = np.random.default_rng(0)
+    table = generator.standard_normal((60, 3))
+    np.savetxt(path, table[rows], delimiter=",", header="a,b,y", comments="")
+    return TabularRegressionDataModule(str(path), target="y", batch_size=10)
+
+
+def _features(path, rows):
+    generator = np.random.default_rng(0)
+    (path / "train").mkdir(parents=True)
+    np.save(path / "train" / "features.npy", generator.standard_normal((60, 4)).astype(np.float32)[rows])
+    np.save(path / "train" / "labels.npy", (np.arange(60) % 5)[rows])
+    return FeatureDataModule(str(path), batch_size=10)
+
+
+OTHER_ROWS = {
+    "the same": (range(40), "none"),
+    "as many others": (range(20, 60), "replaced"),
+    "one other": ([*range(17), 59, *range(18, 40)], "replaced"),
+    "another order": (range(39, -1, -1), "replaced"),
+    "appended": (range(50), "appended"),
+    "put before the others": ([50, 51, *range(40)], "replaced"),
+    "put in the middle": ([*range(20), 55, *range(20, 40)], "replaced"),
+    "fewer": (range(30), "replaced"),
+}
+
+
+@pytest.mark.parametrize("kind", [_table, _features])
+@pytest.mark.parametrize("rows", OTHER_ROWS)
+@pytest.mark.parametrize("allowed", ["error", "grow", "reset"])
+def test_rows_that_changed(kind, rows, allowed, tmp_path):
+    """As many other rows are as wrong as more or fewer: what belongs to a row is by its place."""
+
+    def fit(data, resume=None, epochs=1):
+        data.setup("fit")
+        if kind is _table:
+            task = DRORegressionTask(data.num_features, SOX(0.5), initial="zeros")
+        else:
+            task = ExtremeClassificationTask(data.num_features, 5, data.num_anchors, SOX(0.5))
+        task.if_changed_data = allowed
+        trainer = quiet_trainer(max_epochs=epochs, limit_val_batches=0)
+        trainer.fit(task, datamodule=data, ckpt_path=resume, weights_only=True)
+        return trainer
+
+    fit(kind(tmp_path / "before", list(range(40)))).save_checkpoint(tmp_path / "a.ckpt")
+    chosen, change = OTHER_ROWS[rows]
+    after = kind(tmp_path / "after", list(chosen))
+    goes_on = change == "none" or allowed == "reset" or (change, allowed) == ("appended", "grow")
+    if goes_on:
+        assert fit(after, tmp_path / "a.ckpt", 2).current_epoch == 2
+    else:
+        with pytest.raises(InputError, match="set if_changed_data"):
+            fit(after, tmp_path / "a.ckpt", 2)
