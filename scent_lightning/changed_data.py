@@ -22,12 +22,12 @@ def check_change(change: Change, allowed: str) -> None:
         grow = ", and not only appended" if allowed == "grow" else ""
         raise InputError(
             f"training cannot continue: the training rows are others than the checkpoint's{grow}, and ν belongs to "
-            'those; train on the data set of the checkpoint, or set if_changed_data (--if_changed_data) to "reset" to start every ν '
-            "anew"
+            "those; train on the data set of the checkpoint, or set if_changed_data (--if_changed_data) to "
+            '"reset" to start every ν anew'
         )
     if change == "appended" and allowed == "error":
         raise InputError(
             "training cannot continue: rows were appended to the checkpoint's training rows; train on the data set of "
-            'the checkpoint, or set if_changed_data (--if_changed_data) to "grow" to go on with more rows, or to "reset" '
-            "to start every ν anew"
+            'the checkpoint, or set if_changed_data (--if_changed_data) to "grow" to continue with more rows, or to '
+            '"reset" to start every ν anew'
         )
