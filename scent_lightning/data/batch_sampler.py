@@ -234,7 +234,7 @@ class SequentialBatchSampler(EpochBatchSampler):
 
     Example:
         >>> [[list(batch) for batch in SequentialBatchSampler(7, 2, num_replicas=2, rank=rank)] for rank in (0, 1)]
-        [[[0, 1], [4, 5]], [[2, 3], [6]]]
+        [[[0], [3, 4]], [[1, 2], [5, 6]]]
     """
 
     def __init__(
