@@ -44,7 +44,8 @@ def restore_random_state(state: dict[str, Tensor]) -> None:
     Args:
         state: its result; without "cuda" the GPU's state stays as it is.
     """
-    torch.set_rng_state(state["torch"].cpu())
+    # Copies: torch reads past the end of a state that is a row of a larger tensor, here that of all processes.
+    torch.set_rng_state(state["torch"].to("cpu", copy=True))
     *keys, position, has_gauss = state["numpy"].tolist()
     key = np.array(keys, dtype=np.uint32)
     np.random.set_state(("MT19937", key, position, has_gauss, state["numpy_gauss"].item()))  # noqa: NPY002
@@ -52,4 +53,4 @@ def restore_random_state(state: dict[str, Tensor]) -> None:
     gauss = state["python_gauss"].tolist()
     random.setstate((version, tuple(numbers), gauss[0] if gauss else None))
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"].cpu())
+        torch.cuda.set_rng_state(state["cuda"].to("cpu", copy=True))

@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import random
 import resource
 import signal
 import subprocess
@@ -11,12 +12,14 @@ import time
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 
 from scent_lightning import checkpoint as module
 from scent_lightning.checkpoint import AtomicCheckpointIO
 from scent_lightning.errors import InputError
+from scent_lightning.random_state import random_state, restore_random_state
 from tests.conftest import ROOT
 from tests.helpers import SoftmaxData, SoftmaxTask, quiet_trainer
 
@@ -277,3 +280,18 @@ def test_the_weights_of_spawned_processes_are_read(tmp_path):
     assert torch.equal(AtomicCheckpointIO().load_checkpoint(tmp_path / ".temp.ckpt")["weight"], weights["weight"])
     with pytest.raises(InputError, match="no checkpoint of a run"):
         AtomicCheckpointIO().load_checkpoint(tmp_path / "other.ckpt")
+
+
+def test_random_states_come_back_from_those_of_all_processes():
+    """Each is a row of a larger tensor, which torch itself cannot read as a state."""
+    states = []
+    for seed in (1, 2):
+        L.seed_everything(seed, verbose=False)
+        torch.randn(1), np.random.standard_normal(), random.gauss(0, 1)  # noqa: NPY002
+        states.append(random_state())
+    stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+    expected = [torch.rand(1).item(), np.random.random(), random.random()]  # noqa: NPY002
+    restore_random_state({name: values[0] for name, values in stacked.items()})
+    assert [torch.rand(1).item(), np.random.random(), random.random()] != expected  # noqa: NPY002
+    restore_random_state({name: values[1] for name, values in stacked.items()})
+    assert [torch.rand(1).item(), np.random.random(), random.random()] == expected  # noqa: NPY002

@@ -91,6 +91,17 @@ def of_all_processes(values: Tensor) -> Tensor:
     return all_rows(_to_backend(values.detach().contiguous()))[0].to(values.device)
 
 
+def gather_at_first(values: Tensor) -> list[Tensor]:
+    """A tensor of the same shape of every process, in rank order, in main memory of the first; others get nothing."""
+    sent = _to_backend(values.contiguous())
+    if dist.get_rank():
+        dist.gather(sent)
+        return []
+    parts = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
+    dist.gather(sent, parts)
+    return [part.cpu() for part in parts]
+
+
 def stack_states(states: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rows of all processes in rank order for each name; where they have other shapes, this process's alone."""
     stacked = {}

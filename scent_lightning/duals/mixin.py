@@ -10,6 +10,7 @@ from typing import Any, cast, get_args
 
 import lightning as L
 from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.plugins import DoublePrecision
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from scent_lightning.changed_data import check_change
 from scent_lightning.checkpoint import local_path, read_checkpoint
 from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import exchange
+from scent_lightning.duals.gradients import gathered_gradients, restore_gradients
 from scent_lightning.duals.updates import DualUpdate
 from scent_lightning.duals.variable import DualVariable, IfChanged, Placement
 from scent_lightning.errors import InputError
@@ -70,8 +72,7 @@ class DualVariableMixin(L.LightningModule):
         super().__init__(*args, **kwargs)
         self.duals = nn.ModuleDict()
         self.if_changed_data: IfChanged = "error"
-        self._random_states: dict[str, Tensor] | None = None
-        self._progress_saved: float | None = None
+        self._resumed_from: dict[str, Any] | None = None
         self._progress_told: float | None = None
         # DDP would overwrite the tables of all ranks with rank 0's at every forward; the mixin exchanges rows instead.
         self._ddp_params_and_buffers_to_ignore: list[str] = []
@@ -244,19 +245,32 @@ class DualVariableMixin(L.LightningModule):
             cast(DualVariable, variable).reset()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the format of the state, the random states of all processes, and the progress of the run."""
+        """Add the format of the state, the random states of all processes, the progress of the run, and the gradient.
+
+        The gradient is there between two optimiser steps, where it is accumulated over several batches.
+        """
         super().on_save_checkpoint(checkpoint)
+        loop: Any = None if self._trainer is None else self._trainer.fit_loop
+        if self._resumed_from is not None:
+            # Resumed, and not yet where the run was: a callback that writes as training starts comes before.
+            checkpoint[_KEY] = {**self._resumed_from, "format": FORMAT}
+            if loop._combined_loader_states_to_load:
+                checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"] = loop._combined_loader_states_to_load
+            return
         states = {name: values.unsqueeze(0) for name, values in random_state().items()}
         if exchange.distributed():
             states = exchange.stack_states(states)
         checkpoint[_KEY] = {"format": FORMAT, "random_states": states}
         if self._trainer is not None and (progress := run_progress(self._trainer)) is not None:
             checkpoint[_KEY]["progress"] = progress
+        if "optimizer_states" in checkpoint and loop is not None and _between_steps(loop):
+            accumulated = {"batches": loop.trainer.accumulate_grad_batches, "gradients": gathered_gradients(self)}
+            checkpoint[_KEY]["accumulated"] = accumulated
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take what :meth:`on_save_checkpoint` added; older formats are known.
 
-        The random states and the place in the run belong to a run that is resumed, and to no other.
+        The random states, the gradient and the place in the run belong to a run that is resumed, and to no other.
 
         Raises:
             InputError: a newer format than this package knows.
@@ -272,13 +286,15 @@ class DualVariableMixin(L.LightningModule):
                 f"the checkpoint has format {added['format']} of a newer scent_lightning; this one knows 0 to {FORMAT}"
             )
         resumed = self._trainer is not None and self._trainer.state.fn is TrainerFn.FITTING
-        self._random_states = added.get("random_states") if resumed else None
-        self._progress_saved = added.get("progress") if resumed else None
+        self._resumed_from = added if resumed else None
         for variable in self.duals.values():
             cast(DualVariable, variable).if_changed = self.if_changed_data
+        if self._trainer is not None and isinstance(self._trainer.precision_plugin, DoublePrecision):
+            # Lightning does so after it loaded the weights, which are then rounded to float32.
+            self._trainer.precision_plugin.convert_module(self)
 
     def on_train_start(self) -> None:
-        """Continue where the run that is resumed was: with its place in the epoch and its random numbers."""
+        """Continue where the run that is resumed was: with its place in the epoch, its gradient and random numbers."""
         super().on_train_start()
         loop: Any = self.trainer.fit_loop
         if getattr(loop, "_combined_loader_states_to_load", None):
@@ -290,8 +306,13 @@ class DualVariableMixin(L.LightningModule):
         if 0 < batches < float("inf"):
             steps = loop.epoch_loop.max_steps
             self._set_epoch(max(1 / epochs if epochs > 0 else 0.0, batches / steps if steps > 0 else 0.0))
-        self._continue_at_place(loop)
-        states, self._random_states = self._random_states, None
+        added, self._resumed_from = self._resumed_from or {}, None
+        self._continue_at_place(loop, added.get("progress"))
+        if (accumulated := added.get("accumulated")) is not None:
+            # Lightning drops it where another number of batches makes a step begin here.
+            scale = accumulated["batches"] / loop.trainer.accumulate_grad_batches
+            restore_gradients(self, accumulated["gradients"], self.global_rank, exchange.processes(), scale)
+        states = added.get("random_states")
         if states is not None and self.global_rank < len(states["torch"]):
             restore_random_state({name: values[self.global_rank] for name, values in states.items()})
 
@@ -300,7 +321,7 @@ class DualVariableMixin(L.LightningModule):
             if (auto := cast(DualVariable, variable).auto) is not None:
                 auto.epoch = fraction
 
-    def _continue_at_place(self, loop: Any) -> None:
+    def _continue_at_place(self, loop: Any, saved: float | None) -> None:
         """Put what has a position in the run where it is in the run as it is now, which may have another length."""
         position = next((place for loader in _loaders(loop) if (place := _position(loader)) is not None), None)
         if position is not None and loop.epoch_progress.current.started > loop.epoch_progress.current.processed:
@@ -309,7 +330,6 @@ class DualVariableMixin(L.LightningModule):
             more = position - current.processed
             for name in ("ready", "started", "processed", "completed"):
                 setattr(current, name, getattr(current, name) + more)
-        saved, self._progress_saved = self._progress_saved, None
         now = run_progress(self.trainer)
         if saved is None or now is None or now == saved:
             return
@@ -412,6 +432,16 @@ class DualVariableMixin(L.LightningModule):
 def _loaders(loop: Any) -> list[Any]:
     combined = loop._combined_loader
     return [] if combined is None else list(combined.flattened)
+
+
+def _between_steps(loop: Any) -> bool:
+    """Whether some batches of an optimiser step are processed, and not all of them."""
+    progress, trainer = loop.epoch_loop.batch_progress, loop.trainer
+    done = progress.current.processed
+    if trainer.state.fn is not TrainerFn.FITTING or done % trainer.accumulate_grad_batches == 0:
+        return False
+    # The last batch of an epoch is always a step.
+    return not (progress.is_last_batch or done == loop.max_batches) or progress.current.ready > done
 
 
 def _position(loader: Any) -> int | None:
