@@ -215,3 +215,110 @@ def test_a_module_that_is_imported_already(nothing_runs, monkeypatch):
     again = DRORegressionTask(3, own.config(), initial="zeros").duals["nu"].update
     assert type(again) is type(own)
     monkeypatch.delitem(sys.modules, "own_updates")
+
+
+HARMFUL_MODULE = """
+import os
+
+import torch
+
+os.makedirs({folder!r}, exist_ok=True)
+
+
+class Net(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Linear(3, 1))
+
+
+class Optimizer(torch.optim.SGD):
+    pass
+"""
+INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"
+NAMED = {
+    "network": {"network": {"class_path": "stranger.Net"}},
+    "short": {"network": "stranger.Net"},
+    "inside": {
+        "network": {
+            "class_path": "torch.nn.TransformerEncoder",
+            "init_args": {"encoder_layer": {"class_path": "stranger.Net"}, "num_layers": 1},
+        }
+    },
+    "optimizer": {"optimizer": {"class_path": "stranger.Optimizer", "init_args": {"lr": 0.1}}},
+    "task": {"_class_path": "stranger.Net"},
+    "update": {"dual": {"class_path": "stranger.Net"}},
+}
+
+
+@pytest.fixture
+def stranger(nothing_runs, monkeypatch):
+    (nothing_runs / "stranger.py").write_text(HARMFUL_MODULE.format(folder=str(nothing_runs / RAN)))
+    monkeypatch.syspath_prepend(str(nothing_runs))
+    yield "stranger"
+    sys.modules.pop("stranger", None)
+
+
+def write_named(path, named, key="hyper_parameters", instantiator=INSTANTIATOR):
+    """A checkpoint such as the command line's runs leave, with import paths in its hyperparameters."""
+    task = DRORegressionTask(3, BSGD(), initial="zeros")
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=0)
+    trainer.strategy.connect(task)
+    trainer.save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)
+    parameters = saved.pop("hyper_parameters")
+    saved[key] = {**parameters, **named, "_instantiator": instantiator}
+    torch.save(saved, path)
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("way", ["path", "file", "older key"])
+def test_no_module_of_a_class_in_the_hyperparameters_is_imported(name, way, stranger, nothing_runs):
+    write_named("a.ckpt", NAMED[name], "module_arguments" if way == "older key" else "hyper_parameters")
+    expected = pytest.raises((InputError, ValueError), match="stranger")
+    with expected, open("a.ckpt", "rb") as file:
+        DRORegressionTask.load_from_checkpoint(file if way == "file" else nothing_runs / "a.ckpt")
+    assert stranger not in sys.modules
+
+
+def test_one_sentence_says_what_to_import(stranger):
+    write_named("a.ckpt", NAMED["network"])
+    with pytest.raises(InputError, match=r"a\.ckpt names stranger\.Net, .*import stranger first, or pass"):
+        DRORegressionTask.load_from_checkpoint("a.ckpt")
+    assert all(type(finder).__name__ != "_Refusing" for finder in sys.meta_path)
+
+
+def test_no_module_that_a_file_of_hyperparameters_names(stranger):
+    write_named("a.ckpt", {})
+    with open("hparams.yaml", "w") as file:
+        file.write(
+            f"num_features: 3\ndual: {{class_path: BSGD}}\nnetwork: stranger.Net\n_instantiator: {INSTANTIATOR}\n"
+        )
+    with pytest.raises(InputError, match=r"names stranger\.Net"):
+        DRORegressionTask.load_from_checkpoint("a.ckpt", hparams_file="hparams.yaml")
+    assert stranger not in sys.modules
+
+
+@pytest.mark.parametrize("instantiator", ["os.system", "stranger.Net", "builtins.exec"])
+def test_no_other_builder_of_the_task(instantiator, stranger):
+    write_named("a.ckpt", {}, instantiator=instantiator)
+    with pytest.raises(InputError, match=f"has the task built by '{instantiator}'"):
+        DRORegressionTask.load_from_checkpoint("a.ckpt")
+    assert stranger not in sys.modules
+
+
+def test_classes_at_hand_are_used(stranger, nothing_runs):
+    """Those of torch, those of a module that is imported already, and what the caller passes."""
+    write_named(
+        "a.ckpt", {"network": {"class_path": "torch.nn.Linear", "init_args": {"in_features": 3, "out_features": 1}}}
+    )
+    assert isinstance(load_weights("a.ckpt").network, torch.nn.Linear)
+    write_named("b.ckpt", NAMED["network"])
+    passed = load_weights("b.ckpt", network=torch.nn.Linear(3, 1))
+    assert isinstance(passed.network, torch.nn.Linear)
+    assert stranger not in sys.modules
+    module = importlib.import_module(stranger)
+    (nothing_runs / RAN).rmdir()
+    assert isinstance(load_weights("b.ckpt").network, module.Net)
+
+
+def load_weights(path, **arguments):
+    return DRORegressionTask.load_from_checkpoint(path, strict=False, **arguments)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from scent_lightning.changed_data import check_change
-from scent_lightning.checkpoint import local_path, read_checkpoint
 from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import exchange
 from scent_lightning.duals.gradients import gathered_gradients, restore_gradients
@@ -25,6 +24,7 @@ from scent_lightning.duals.updates import DualUpdate
 from scent_lightning.duals.variable import DualVariable, IfChanged, Placement
 from scent_lightning.errors import InputError
 from scent_lightning.functional import Exponentials
+from scent_lightning.importing import named_by_checkpoint, without_imports_of
 from scent_lightning.progress import ProgressLR, check_progress, run_progress
 from scent_lightning.random_state import random_state, restore_random_state
 
@@ -386,6 +386,9 @@ class DualVariableMixin(L.LightningModule):
     ) -> Self:
         """As Lightning's, but a checkpoint is read as tensors and plain data whatever its place; nothing in it is run.
 
+        A class that its hyperparameters name, of a backbone or a dual update for instance, is used where its module is
+        imported already; no module is imported for it.
+
         Args:
             checkpoint_path: a path, a URL or an open file.
             map_location: as Lightning's, and so are the others.
@@ -395,17 +398,18 @@ class DualVariableMixin(L.LightningModule):
             **kwargs: arguments of the task that replace those of the checkpoint.
 
         Raises:
-            InputError: the file is truncated, is no checkpoint, or holds other objects than tensors and plain data.
+            InputError: the file is truncated, is no checkpoint, or holds other objects than tensors and plain data; or
+                it names a class of a module that is not imported.
         """
-        if (path := local_path(checkpoint_path)) is not None and path.exists():
-            read_checkpoint(path, mmap=True)  # says what is wrong with it, if something is
+        named = named_by_checkpoint(checkpoint_path, hparams_file, kwargs)
         parent: Any = super()
-        return cast(
-            Self,
-            parent.load_from_checkpoint(
-                checkpoint_path, map_location, hparams_file, strict, weights_only=True, **kwargs
-            ),
-        )
+        with without_imports_of(named, f"checkpoint {checkpoint_path}"):
+            return cast(
+                Self,
+                parent.load_from_checkpoint(
+                    checkpoint_path, map_location, hparams_file, strict, weights_only=True, **kwargs
+                ),
+            )
 
     def save_hyperparameters(
         self,
