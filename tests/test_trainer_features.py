@@ -236,12 +236,12 @@ def test_the_search_for_a_batch_size_ends_at_the_data(name, init_val, mode, tmp_
     assert list(tmp_path.glob(".scale_batch_size*")) == []
 
 
-@pytest.mark.parametrize("name", ["regression", "classification", "ranking"])
+@pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.filterwarnings("ignore:.*to_torchscript")
 def test_torchscript_is_traced(name, tmp_path):
     task, data = SETTINGS[name](tmp_path, 16)
     with pytest.raises(InputError, match="pass method='trace' with example_inputs"):
         task.to_torchscript()
-    inputs = next(iter(data.train_dataloader()))[0]
+    inputs = next(iter(data.train_dataloader()))[: 2 if name == "contrastive" else 1]  # images and texts
     traced = task.to_torchscript(method="trace", example_inputs=inputs)
-    assert torch.allclose(traced(inputs), task.eval()(inputs))
+    torch.testing.assert_close(traced(*inputs), task.eval()(*inputs))
