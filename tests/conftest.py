@@ -1,7 +1,14 @@
 import os
 from pathlib import Path
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One thread for each worker, and for what it starts: with more, the workers wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
+from hypothesis import settings
+
+settings.register_profile("thorough", max_examples=950)
 
 ROOT = Path(__file__).parent.parent
 

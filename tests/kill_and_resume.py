@@ -1,6 +1,6 @@
-"""Train a setting, kill copies of the run at random places, resume each, and compare; run by test_resume.py.
+"""Train a setting, then kill such a run at random places, resume it each time, and compare; run by test_resume.py.
 
-Imports once and forks for every run: the copies are processes of their own, and take no second to start.
+Imports once and forks for every run: each is a process of its own, and takes no second to start.
 """
 
 import os
@@ -34,7 +34,7 @@ class Kill(Callback):
     """SIGKILL at a hook of a step."""
 
     def __init__(self, step: int, hook: str):
-        self.step = step
+        self.step, self.hook = step, hook
         setattr(self, hook, self._kill)
 
     def _kill(self, trainer, *_):
@@ -113,18 +113,17 @@ def main(name: str, folder: Path, kills: int) -> None:
     expected = end_of(folder / "whole")
     steps = expected["global_step"]
     choice = random.Random(name)
-    for number in range(kills):
-        run = folder / f"run_{number}"
-        kill = Kill(choice.randrange(1, steps), choice.choice(HOOKS))
+    run = folder / "run"
+    for step in sorted(choice.randrange(1, steps) for _ in range(kills)):
+        kill = Kill(step, choice.choice(HOOKS))
+        resumed = (run / "last.ckpt").exists()
         status = in_a_fork(partial(fit, setting, data, run, kill))
         assert os.WIFSIGNALED(status), f"it was to be killed, it ended with {status}"
-        resumed = (run / "last.ckpt").exists()
-        assert in_a_fork(partial(fit, setting, data, run, None)) == 0
-        found = differences(expected, end_of(run))
-        assert not found, f"killed at step {kill.step}: {found}"
-        print(
-            f"killed at step {kill.step} of {steps}, {'resumed' if resumed else 'begun anew'}: the same end", flush=True
-        )
+        print(f"{'resumed' if resumed else 'begun'}, killed at {kill.hook} of step {step} of {steps}", flush=True)
+    assert in_a_fork(partial(fit, setting, data, run, None)) == 0
+    found = differences(expected, end_of(run))
+    assert not found, f"it ended otherwise: {found}"
+    print("the same end")
 
 
 if __name__ == "__main__":

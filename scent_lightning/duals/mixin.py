@@ -302,6 +302,10 @@ class DualVariableMixin(L.LightningModule):
             # number of steps does.
             loop._load_combined_loader_states()
             iter(loop._data_fetcher)
+        if loop.restarted_mid_epoch and loop.epoch_progress.current.processed == loop.epoch_progress.current.started:
+            # Resumed from the last batch of an epoch. Lightning would not count the next one as begun, nor say that it
+            # begins; and resumed from within that one, it would do all of it again.
+            loop.reset_restart_stage()
         batches, epochs = loop.max_batches, loop.max_epochs or -1
         if 0 < batches < float("inf"):
             steps = loop.epoch_loop.max_steps

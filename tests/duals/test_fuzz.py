@@ -46,7 +46,6 @@ UPDATES = [
     UMax(1.0, 0.0, "cosine", max_log_weight=0.5),
     UMax(0.5, 2.0, compare="old"),
 ]
-CASES = 950  # of each update, and of the two tests of all: 22,800
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 
@@ -149,9 +148,8 @@ cases = st.builds(
     bad=st.sampled_from([None] * 40 + BAD),
     progress=st.sampled_from([0.0, 0.3, 1.0]),
 )
-thorough = settings(
-    max_examples=CASES, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-)
+# As many for each update, and in the two tests of all, as the profile says: 100, or 950 in the thorough one.
+many = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Module(DualVariableMixin, L.LightningModule):
@@ -200,7 +198,7 @@ def run(variable, case):
 @pytest.mark.slow
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
 @given(case=cases)
-@thorough
+@many
 def test_any_batch(update, case):
     before, variable = case.table(update), case.table(update)
     found, gradient = run(variable, case)
@@ -279,7 +277,7 @@ def test_any_batch(update, case):
 
 @pytest.mark.slow
 @given(case=cases, training=st.booleans(), update=st.sampled_from(UPDATES))
-@thorough
+@many
 def test_any_batch_through_the_mixin(case, training, update):
     """In training what the table does; out of it nothing is written, and no divergence is an error."""
     variable = case.table(update)
@@ -309,7 +307,7 @@ def test_any_batch_through_the_mixin(case, training, update):
 
 @pytest.mark.slow
 @given(case=cases, update=st.sampled_from(UPDATES))
-@thorough
+@many
 def test_any_rows_through_the_functions(case, update):
     """Without a table: shapes, dtypes, and rows without samples, whatever the values."""
     if case.bad is not None:
