@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 __all__ = ["ProgressLR", "check_progress", "run_progress"]
 
 
-def run_progress(trainer: L.Trainer, in_batch: bool = False) -> float | None:
+def run_progress(trainer: L.Trainer) -> float | None:
     """Fraction of a run of ``trainer.fit`` that is done, in [0, 1]; None where the run has no end that is known.
 
     Counted in epochs against ``max_epochs``, in optimiser steps against ``max_steps`` and in seconds against
@@ -24,7 +24,6 @@ def run_progress(trainer: L.Trainer, in_batch: bool = False) -> float | None:
 
     Args:
         trainer: runs the fit.
-        in_batch: whether this is asked while a batch is processed, and not between batches or epochs.
     """
     loop: Any = trainer.fit_loop
     progress = -1.0
@@ -33,10 +32,9 @@ def run_progress(trainer: L.Trainer, in_batch: bool = False) -> float | None:
         progress = loop.epoch_loop.global_step / steps
     if epochs > 0 and 0 < batches < math.inf:
         current = loop.epoch_progress.current
-        # Between epochs the batches are still those of the epoch before. Within one that a run was resumed before, from
-        # the last batch of another, Lightning does not count the epoch as started.
-        within = in_batch or current.started > current.processed
-        done = loop.epoch_loop.batch_progress.current.processed if within else 0
+        # Between epochs the batches are still those of the epoch before.
+        begun = current.started > current.processed
+        done = loop.epoch_loop.batch_progress.current.processed if begun else 0
         progress = max(progress, (current.processed * batches + done) / (epochs * batches))
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Timer):
@@ -80,15 +78,15 @@ class ProgressLR(LRScheduler):
 
     def get_lr(self) -> list[float | Tensor]:
         """The rate of each group now, after a batch, or at the start."""
-        return self._rates(in_batch=self.last_epoch > 0)
+        return self._rates()
 
-    def _rates(self, in_batch: bool) -> list[float | Tensor]:
-        factor = self.factor(run_progress(self.trainer, in_batch) or 0.0, self.last_epoch)
+    def _rates(self) -> list[float | Tensor]:
+        factor = self.factor(run_progress(self.trainer) or 0.0, self.last_epoch)
         return [rate * factor for rate in self.base_lrs]
 
     def refresh(self) -> None:
         """Set the rates to what they are at this place of the run, between batches."""
-        self._last_lr = self._rates(in_batch=False)
+        self._last_lr = self._rates()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)

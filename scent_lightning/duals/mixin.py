@@ -209,7 +209,7 @@ class DualVariableMixin(L.LightningModule):
                 for variable in self._variables():
                     variable.unknown_progress()
             return self._progress_told or 0.0
-        progress = run_progress(trainer, in_batch=True)
+        progress = run_progress(trainer)
         if progress is None:
             self._check_constant()
         return progress or 0.0
