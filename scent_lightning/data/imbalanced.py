@@ -1,4 +1,4 @@
-"""Images or features of two groups of classes, with most of the positive training rows removed."""
+"""Images or features of two groups of classes, of which some of the positive training rows may be removed."""
 
 from __future__ import annotations
 
@@ -32,6 +32,17 @@ NORMALISATION = {
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "folder": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
+
+# Of two classes of these names, in whatever case, the first is positive without being told.
+OBVIOUS_NAMES = (
+    ("positive", "negative"),
+    ("pos", "neg"),
+    ("1", "0"),
+    ("1", "-1"),
+    ("true", "false"),
+    ("yes", "no"),
+    ("defect", "ok"),
+)
 
 
 # Where the rows of a split come from. Each source has all rows of the split, whatever their class.
@@ -260,15 +271,19 @@ def _listed(names: Sequence[Any]) -> str:
 
 
 class ImbalancedImageDataModule(_FeatureDataModule):
-    """Images of two groups of classes, few of them positive, as whole batches ``(inputs, labels, index)``.
+    """Images of two groups of classes, positive and negative, as whole batches ``(inputs, labels, index)``.
 
     ``inputs`` is float32, images of shape ``(B, 3, H, W)`` or features of shape ``(B, D)``; ``labels`` int64 of shape
     ``(B,)``, 1 for the positive group; ``index`` int64 of shape ``(B,)``: the row's position in its split, after the
     removal. A training batch has ``positives_per_batch`` positive rows, then the negative ones; see
     :class:`~scent_lightning.data.StratifiedBatchSampler`. The other batches keep the order of the data.
 
+    ``positive_classes`` says which classes are positive. It may be left out for two classes whose names say so, in
+    whatever case: positive and negative, pos and neg, 1 and 0, 1 and −1, true and false, yes and no, defect and ok;
+    and for CIFAR, where the second half of the classes by number is positive, as published.
+
     The fraction ``removed_positives`` of the positive training rows is left out, at random; validation and test rows
-    stay as they are. This makes the data of "When AUC meets DRO" (Zhu et al., 2022) out of balanced ones.
+    stay as they are. 0.8 on CIFAR gives the data of "When AUC meets DRO" (Zhu et al., 2022).
 
     What is in ``path``, by ``dataset``:
 
@@ -294,11 +309,11 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         dataset: what is in ``path``; see above.
         batch_size: rows of a training batch, in each process.
         positives_per_batch: positive rows of a training batch, in each process; None takes half of ``batch_size``.
-        positive_classes: names or numbers of the positive classes; None takes the second half of the classes in order
-            of their number, or with ``negative_classes`` all others.
+        positive_classes: names or numbers of the positive classes; None takes with ``negative_classes`` all others,
+            and else what is said above.
         negative_classes: names or numbers of the negative classes; None takes all that are not positive. With both
             given, rows of other classes are left out.
-        removed_positives: fraction of the positive training rows that is removed, in [0, 1).
+        removed_positives: fraction of the positive training rows that is removed, in [0, 1); 0 keeps all.
         augment: augment training images.
         image_size: height and width of the images of a "folder" after resizing, in pixels; None takes them as they are,
             all of one size.
@@ -316,10 +331,10 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         batches_per_epoch: training batches of an epoch; None takes as many rows as there are.
 
     Raises:
-        InputError: before training, in one sentence: an unknown data set or class, a class in both groups, a group
-            without rows (in which split) or with fewer than a batch needs, data that are not there or do not match, or
-            an argument out of range. When a batch is fetched: an image that cannot be read or has another size than
-            the first, or a feature that is NaN or infinite (which).
+        InputError: before training, in one sentence: an unknown data set or class, no word on which classes are
+            positive, a class in both groups, a group without rows (in which split) or with fewer than a batch needs,
+            data that are not there or do not match, or an argument out of range. When a batch is fetched: an image that
+            cannot be read or has another size than the first, or a feature that is NaN or infinite (which).
 
     Example:
         >>> import tempfile
@@ -327,9 +342,12 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         >>> (folder / "train").mkdir()
         >>> np.save(folder / "train" / "features.npy", np.ones((40, 4), dtype=np.float32))
         >>> np.save(folder / "train" / "labels.npy", np.arange(40) % 4)
-        >>> data = ImbalancedImageDataModule(str(folder), dataset="features", batch_size=8, positives_per_batch=2)
+        >>> data = ImbalancedImageDataModule(
+        ...     str(folder), "features", batch_size=8, positives_per_batch=2, positive_classes=[3],
+        ...     removed_positives=0.5,
+        ... )
         >>> data.num_positives, data.num_negatives, data.num_anchors
-        (4, 20, 24)
+        (5, 30, 35)
         >>> inputs, labels, index = next(iter(data.train_dataloader()))
         >>> inputs.shape, inputs.dtype, index.dtype
         (torch.Size([8, 4]), torch.float32, torch.int64)
@@ -345,7 +363,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         positives_per_batch: int | None = None,
         positive_classes: list[str | int] | None = None,
         negative_classes: list[str | int] | None = None,
-        removed_positives: float = 0.8,
+        removed_positives: float = 0.0,
         augment: bool = True,
         image_size: int | None = None,
         mean: list[float] | None = None,
@@ -444,8 +462,8 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         """Find and check what the stage needs: classes, labels, files; images are read when they are fetched."""
         if stage == "fit":
             self._sampler()
-        elif not (self._of_checkpoint or self._has_train_split()):
-            return  # a checkpoint that is still to be loaded says what the classes are
+        elif not self._of_checkpoint and not (self._has_train_split() and self._says_groups()):
+            return  # a checkpoint that is still to be loaded says what the classes and their groups are
         if stage in ("fit", "validate"):
             name = self._evaluated("val")
             if name is not None:
@@ -528,6 +546,11 @@ class ImbalancedImageDataModule(_FeatureDataModule):
 
     def _has_train_split(self) -> bool:
         return self.dataset in ("cifar10", "cifar100") or (self._folder() / "train").is_dir()
+
+    def _says_groups(self) -> bool:
+        """Whether the arguments say which classes are positive, whatever the classes are called."""
+        given = self.positive_classes is not None or self.negative_classes is not None
+        return given or self.dataset in ("cifar10", "cifar100")
 
     # What a checkpoint holds
 
@@ -702,7 +725,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
             )
         groups = np.full(len(classes), -1, dtype=np.int64)
         if positive is None and negative is None:
-            positive = list(range(len(classes) // 2, len(classes)))
+            positive = self._obvious_positives(classes)
         if positive is None:
             groups[:] = 1
         elif negative is None:
@@ -710,6 +733,20 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         groups[positive or []] = 1
         groups[negative or []] = 0
         return groups
+
+    def _obvious_positives(self, classes: list[Any]) -> list[int]:
+        """Positions in ``classes`` of the positive ones where no argument says so."""
+        if self.dataset in ("cifar10", "cifar100"):
+            return list(range(len(classes) // 2, len(classes)))
+        names = [str(name).casefold() for name in classes]
+        for positive, negative in OBVIOUS_NAMES:
+            if sorted(names) == sorted((positive, negative)):
+                return [names.index(positive)]
+        pairs = ", ".join(f"{positive} and {negative}" for positive, negative in OBVIOUS_NAMES)
+        raise InputError(
+            f"positive_classes must say which classes of {self._folder()} are positive: {_listed(classes)} (only two "
+            f"classes called {pairs} need no word)"
+        )
 
     def _numbers(self, argument: str, classes: list[Any]) -> list[int] | None:
         """Positions in ``classes`` of those that ``argument`` names."""

@@ -47,7 +47,10 @@ def write_features(folder, labels=None, splits=("train", "val", "test")):
 
 
 def module(folder, **arguments):
-    return ImbalancedImageDataModule(str(folder), **{"batch_size": 6, "eval_batch_size": 7, **arguments})
+    """The last two of the four classes are positive, and most of their training rows removed, unless told otherwise."""
+    positive = [2, 3] if arguments.get("dataset") == "features" else ["cat", "dog"]
+    usual = {"batch_size": 6, "eval_batch_size": 7, "positive_classes": positive, "removed_positives": 0.8}
+    return ImbalancedImageDataModule(str(folder), **{**usual, **arguments})
 
 
 def rows_of(loader):
@@ -110,11 +113,10 @@ def test_removal(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "groups"),
     [
-        ({}, [0, 0, 1, 1]),
         ({"positive_classes": ["bee"]}, [0, 1, 0, 0]),
         ({"positive_classes": [3, "ant"]}, [1, 0, 0, 1]),
         ({"positive_classes": ["3", "0"]}, [1, 0, 0, 1]),
-        ({"negative_classes": ["bee", 2]}, [1, 0, 0, 1]),
+        ({"positive_classes": None, "negative_classes": ["bee", 2]}, [1, 0, 0, 1]),
         ({"positive_classes": ["ant"], "negative_classes": ["dog"]}, [1, None, None, 0]),
     ],
 )
@@ -125,7 +127,7 @@ def test_groups(tmp_path, dataset, arguments, groups):
     else:
         write_features(tmp_path)
         known = {name: number for number, name in enumerate(CLASSES)}
-        arguments = {key: [known.get(entry, entry) for entry in value] for key, value in arguments.items()}
+        arguments = {key: value and [known.get(entry, entry) for entry in value] for key, value in arguments.items()}
     data = module(tmp_path, dataset=dataset, removed_positives=0.0, **arguments)
     for split, loader in (("train", data.train_eval_dataloader()), ("val", data.val_dataloader())):
         numbers = np.arange(4 * COUNTS[split]) % 4 if dataset == "features" else np.repeat(range(4), COUNTS[split])
@@ -141,9 +143,78 @@ def test_a_class_named_by_a_number(tmp_path):
     assert module(tmp_path, positive_classes=[1])._grouping()[1].tolist() == [0, 1, 0, 0]
 
 
-def test_an_odd_number_of_classes(tmp_path):
-    data = module(write_features(tmp_path, np.arange(30) % 3), dataset="features")
-    assert data._grouping()[1].tolist() == [0, 1, 1]
+OBVIOUS = [
+    ("negative", "positive"),
+    ("Neg", "Pos"),
+    ("0", "1"),
+    ("-1", "1"),
+    ("False", "True"),
+    ("no", "YES"),
+    ("ok", "defect"),
+]
+
+
+@pytest.mark.parametrize(("negative", "positive"), OBVIOUS)
+def test_two_classes_of_obvious_names(tmp_path, negative, positive):
+    """Only these need no word on which is positive; and no positive row is removed unless that is asked for."""
+    write_images(tmp_path, classes=(negative, positive))
+    data = ImbalancedImageDataModule(str(tmp_path), batch_size=6)
+    data.setup("fit")
+    assert dict(zip(*data._grouping(), strict=True)) == {negative: 0, positive: 1}
+    assert (data.num_positives, data.num_negatives) == (20, 20)
+    told = ImbalancedImageDataModule(str(tmp_path), batch_size=6, positive_classes=[negative])
+    assert dict(zip(*told._grouping(), strict=True)) == {negative: 1, positive: 0}
+
+
+@pytest.mark.parametrize("labels", [[0, 1], [-1, 1]])
+def test_two_labels_of_obvious_values(tmp_path, labels):
+    write_features(tmp_path, np.array(labels)[np.arange(40) % 2])
+    data = ImbalancedImageDataModule(str(tmp_path), "features", batch_size=6)
+    assert data._grouping()[0] == labels
+    assert data._grouping()[1].tolist() == [0, 1]
+    assert (data.num_positives, data.num_negatives) == (20, 20)
+
+
+@pytest.mark.parametrize("names", [("ok", "scratch"), ("a", "b"), ("neg", "other", "pos"), ("negative", "pos")])
+def test_other_classes_need_a_word_on_which_are_positive(tmp_path, names):
+    """For training and for evaluating without a checkpoint; to predict images of no class it does not matter."""
+    write_images(tmp_path, classes=names)
+    data = ImbalancedImageDataModule(str(tmp_path), batch_size=6)
+    said = f"positive_classes must say which classes of .* are positive: {', '.join(sorted(names))} \\(only two classes"
+    with pytest.raises(InputError, match=said):
+        data.setup("fit")
+    for loader in (data.val_dataloader, data.test_dataloader):
+        with pytest.raises(InputError, match=said):
+            loader()
+    Image.fromarray(pixels("val", 1, 0)).save(tmp_path / "0.png")
+    assert next(iter(data.predict_dataloader()))[0].shape == (1, 3, 8, 8)
+
+
+def test_labels_need_a_word_on_which_are_positive(tmp_path):
+    data = ImbalancedImageDataModule(str(write_features(tmp_path)), "features", batch_size=6)
+    with pytest.raises(InputError, match=r"positive_classes must say which classes of .* are positive: 0, 1, 2, 3"):
+        data.setup("fit")
+
+
+def test_cifar_needs_no_word(tmp_path, monkeypatch):
+    write_cifar(tmp_path, monkeypatch, torchvision.datasets.CIFAR10)
+    data = ImbalancedImageDataModule(str(tmp_path), "cifar10", batch_size=6)
+    assert data._grouping()[1].tolist() == [0, 0, 1, 1]
+    assert data.num_anchors == 120
+
+
+def test_a_checkpoint_says_which_classes_are_positive(tmp_path):
+    """Also one of a version that had a grouping and a removal by default: as it was, evaluated or trained on from."""
+    old = module(write_images(tmp_path))
+    state = old.state_dict()
+    assert set(state) == {"classes", "groups", "num_features", "rows", "fingerprint"}
+    for arguments, change in (({"removed_positives": 0.8}, "none"), ({}, "replaced")):
+        data = ImbalancedImageDataModule(str(tmp_path), batch_size=6, **arguments)
+        data.setup("test")  # as Lightning does it, before it has read the checkpoint
+        data.load_state_dict(state)
+        assert rows_of(data.test_dataloader())[1].tolist() == [0] * 8 + [1] * 8
+        data.setup("fit")
+        assert data.changed_rows() == change
 
 
 def test_features(tmp_path):
@@ -162,7 +233,9 @@ def test_features(tmp_path):
 
 def test_binary_features(tmp_path):
     labels = np.arange(40) % 4 == 1
-    data = module(write_features(tmp_path, labels.astype(int)), dataset="features", removed_positives=0.0)
+    data = module(
+        write_features(tmp_path, labels.astype(int)), dataset="features", positive_classes=None, removed_positives=0.0
+    )
     assert torch.equal(data.train_labels, torch.from_numpy(labels).long())
 
 
@@ -522,7 +595,11 @@ CASES = [
     (features(), {"mean": [0.0] * 3, **F}, "mean is only for images, got .* with dataset 'features'"),
     (images(), {"positive_classes": []}, "positive_classes must name at least one class, got an empty list"),
     (images(), {"positive_classes": ["eel"]}, "unknown class 'eel'; known are numbers 0 to 3, or names: ant, bee, ca"),
-    (images(), {"negative_classes": [4]}, "negative_classes has an unknown class 4; known are numbers 0 to 3"),
+    (
+        images(),
+        {"positive_classes": None, "negative_classes": [4]},
+        "negative_classes has an unknown class 4; known are numbers 0 to 3",
+    ),
     (images(), {"positive_classes": [-1]}, "positive_classes has an unknown class -1"),
     (features(), {"positive_classes": ["ant"], **F}, "unknown class 'ant'; known are numbers: 0, 1, 2, 3"),
     (
@@ -553,7 +630,11 @@ CASES = [
         F,
         "labels of split 'val' .*: got 4 in row 4 .* known are: 0, 1",
     ),
-    (features(labels("train", np.zeros(80, int))), F, "split 'train' has no negative row; negative classes: none"),
+    (
+        features(labels("train", np.zeros(80, int))),
+        {"positive_classes": [0], **F},
+        "split 'train' has no negative row; negative classes: none",
+    ),
     (features(labels("val", np.zeros(12, int))), F, "split 'val' has no positive row; positive classes: 2, 3"),
     (features(labels("train", np.zeros(80))), F, "labels.npy must hold integers, got float64"),
     (
