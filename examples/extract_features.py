@@ -51,6 +51,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from scent_lightning.data.image_folder import IMAGE_ENDINGS, class_folders, images_in, images_under, passed_over
 from scent_lightning.errors import InputError
 
 IMAGE_KEYS = ("jpg", "png", "webp", "jpeg")
@@ -129,7 +130,7 @@ class Source:
 
 
 class FolderSource(Source):
-    """torchvision's ImageFolder: a folder per class.
+    """A folder per class; hidden ones and those without an image are none.
 
     Args:
         folder: has the classes' folders.
@@ -137,23 +138,30 @@ class FolderSource(Source):
     """
 
     def __init__(self, folder: Path, classes: Path | None) -> None:
-        files = require("torchvision.datasets.folder", "torchvision")
         if not folder.is_dir():
             raise InputError(f"--image-folder {folder}: there is no such folder")
-        found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        found, others = class_folders(folder)
         if not found:
-            raise InputError(f"--image-folder {folder} has no images: it must hold a folder for each class")
+            lacks = f": its folders hold none of {', '.join(IMAGE_ENDINGS)}" if others else ""
+            raise InputError(
+                f"--image-folder {folder} has no images{lacks or ': it must hold a folder for each class'}"
+            )
         self.classes = found if classes is None else self._listed(classes)
         unknown = [name for name in found if name not in set(self.classes)]
         if unknown:
             raise InputError(f"folder {folder / unknown[0]} is not a class of {classes}")
-        labels = {name: label for label, name in enumerate(self.classes)}
         self.folder = folder
-        self.samples: list[tuple[str, int]] = files.make_dataset(
-            str(folder), labels, extensions=files.IMG_EXTENSIONS, allow_empty=True
-        )
-        if not self.samples:
-            raise InputError(f"--image-folder {folder} has no images: its folders hold none of {files.IMG_EXTENSIONS}")
+        self.samples: list[tuple[str, int]] = []
+        stray, counts = images_in(folder)
+        counts.update({"in no folder of a class": len(stray)} if stray else {})
+        for label, name in enumerate(self.classes):
+            if name in found:
+                images, more = images_under(folder / name)
+                self.samples += [(image, label) for image in images]
+                counts += more
+        left_out = [passed_over(counts), f"folders that are no classes: {', '.join(others)}" if others else ""]
+        if any(left_out):
+            print(f"passed over in {folder}: {'; '.join(filter(None, left_out))}", file=sys.stderr)
         listing = digest(f"{os.path.relpath(path, folder)}\t{label}\n".encode() for path, label in self.samples)
         self.settings = {"source": f"image folder {folder.resolve()}", "list of files": listing}
 

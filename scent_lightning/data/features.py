@@ -7,7 +7,6 @@ import mmap
 import os
 import pickle
 import re
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -289,8 +288,9 @@ class FeatureDataModule(_FeatureDataModule):
         eval_batch_size: rows of a batch in validation, test and prediction.
         num_classes: number of classes K; None takes the largest label of all splits, plus 1.
         num_workers: loader processes; 0 loads in the training process.
-        val_split: the validation split's folder in ``path``; may be "test" or "train" as well.
-        test_split: the test split's folder in ``path``.
+        val_split: the validation split's folder in ``path``; may be "test" or "train" as well. One of another name
+            than "val" must be there.
+        test_split: the test split's folder in ``path``; one of another name than "test" must be there to be used.
 
     Raises:
         InputError: before training, in one sentence: a missing folder, split or file, one that cannot be read, a wrong
@@ -358,8 +358,8 @@ class FeatureDataModule(_FeatureDataModule):
             if "train" not in splits:
                 raise InputError(f"path needs a split {self._missing('train')}")
             check_batch_size(self.batch_size, len(splits["train"]))
-            if self.val_split != "val" and self.val_split not in splits:
-                warnings.warn(f"no validation: val_split {self._missing(self.val_split)}", stacklevel=2)
+            if self.val_split != "val":
+                self._existing("val_split")
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """Validation rows; an empty list, which Lightning skips, if there is no such split."""
@@ -380,7 +380,10 @@ class FeatureDataModule(_FeatureDataModule):
         folder = next((f for f in folders if any((f / f"features.{kind}").is_file() for kind in ("npy", "pt"))), None)
         if folder is None:
             splits = self._loaded()
-            return splits[next(name for name in (self.test_split, self.val_split, "train") if name in splits)]
+            for argument, usual in (("test_split", "test"), ("val_split", "val")):
+                if (name := getattr(self, argument)) in splits or name != usual:
+                    return self._existing(argument)
+            return splits["train"]
         split = _FileSplit(folder, labelled=any((folder / f"labels.{kind}").is_file() for kind in ("npy", "pt")))
         width = self._of_checkpoint.get("num_features", split.features.shape[1])
         if split.features.shape[1] != width:

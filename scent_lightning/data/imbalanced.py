@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from scent_lightning.data.augmentation import at_random
 from scent_lightning.data.features import Batch, _check_integer, _FeatureDataModule, _FileSplit, _Split
+from scent_lightning.data.image_folder import class_folders, images_in, images_under, is_junk, passed_over
 from scent_lightning.data.indexed import place_in_run, sampled_loader, shuffle_seed
 from scent_lightning.data.state import fingerprint, sampled
 from scent_lightning.data.stratified import StratifiedBatchSampler, check_class_size
@@ -33,6 +37,7 @@ NORMALISATION = {
     "folder": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 
+NUMBER = re.compile(r"\s*[+-]?\d+\s*")
 # Of two classes of these names, in whatever case, the first is positive without being told.
 OBVIOUS_NAMES = (
     ("positive", "negative"),
@@ -254,15 +259,15 @@ class _ResizedCrop:
         return self.transform
 
 
-def _is_image(path: Path) -> bool:
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
-    return path.suffix.lower() in IMG_EXTENSIONS
-
-
-def _images_in(folder: Path) -> list[str]:
-    """Paths of the images in the folder itself, sorted."""
-    return sorted(str(path) for path in folder.iterdir() if _is_image(path))
+def _entries(classes: list[str | int], names: Container[Any]) -> list[str | int]:
+    """Classes one by one: of ``[yes, no]`` YAML makes no texts, and the command line hands on the whole as one."""
+    found: list[str | int] = []
+    for entry in classes:
+        if isinstance(entry, str) and entry not in names and len(entry) > 2 and entry[0] + entry[-1] == "[]":
+            found += [part.strip().strip("'\"") for part in entry[1:-1].split(",")]
+        else:
+            found.append(entry)
+    return found
 
 
 def _listed(names: Sequence[Any]) -> str:
@@ -289,6 +294,9 @@ class ImbalancedImageDataModule(_FeatureDataModule):
 
     * "cifar10", "cifar100": the archive as torchvision unpacks it. The official test set is ``val`` and ``test``.
     * "folder": ``train/<class>/<image>``, and ``val`` and ``test`` like it. Without ``val``, ``test`` is validated on.
+      A folder that is hidden, a system's own (such as ``__MACOSX``) or without an image is no class. Images are files
+      that end in jpg, jpeg, jfif, jpe, png, apng, webp, gif, bmp, tif, tiff, ppm, pgm, pbm or pnm, in whatever case;
+      others, and those that begin with a dot, are passed over and counted.
     * "features": ``train/features.npy`` and ``train/labels.npy``, and ``val`` and ``test`` like it, as in
       :class:`~scent_lightning.data.FeatureDataModule`. Without ``val``, ``test`` is validated on.
 
@@ -309,10 +317,11 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         dataset: what is in ``path``; see above.
         batch_size: rows of a training batch, in each process.
         positives_per_batch: positive rows of a training batch, in each process; None takes half of ``batch_size``.
-        positive_classes: names or numbers of the positive classes; None takes with ``negative_classes`` all others,
-            and else what is said above.
-        negative_classes: names or numbers of the negative classes; None takes all that are not positive. With both
-            given, rows of other classes are left out.
+        positive_classes: names of the positive classes, or their positions in the order of the names, counted from 0.
+            A name goes before a position; where a class is called by a number, only names count. Of "features" the
+            labels. None takes with ``negative_classes`` all others, and else what is said above.
+        negative_classes: the negative classes, like ``positive_classes``; None takes all that are not positive. With
+            both given, rows of other classes are left out.
         removed_positives: fraction of the positive training rows that is removed, in [0, 1); 0 keeps all.
         augment: augment training images.
         image_size: height and width of the images of a "folder" after resizing, in pixels; None takes them as they are,
@@ -325,8 +334,8 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         in_memory: keep images once they are decoded, 3 · H · W bytes each, in each loader process. Training images
             that are augmented to ``image_size`` are always read again.
         seed: of the removal, at least 0; the shuffle has the seed of ``seed_everything``.
-        val_split: the validation split's folder in ``path``.
-        test_split: the test split's folder in ``path``.
+        val_split: the validation split's folder in ``path``; one of another name than "val" must be there.
+        test_split: the test split's folder in ``path``; one of another name than "test" must be there to be used.
         download: download CIFAR where it is not in ``path``.
         batches_per_epoch: training batches of an epoch; None takes as many rows as there are.
 
@@ -406,6 +415,10 @@ class ImbalancedImageDataModule(_FeatureDataModule):
             if len(channels) != 3 or not all(least < value < math.inf for value in channels):
                 above = " above 0" if name == "std" else ""
                 raise InputError(f"{name} must be 3 finite numbers{above}, got {channels!r}")
+        if dataset in ("cifar10", "cifar100"):
+            for name, split, usual in (("val_split", val_split, "val"), ("test_split", test_split, "test")):
+                if split != usual:
+                    raise InputError(f"{name} is not for dataset {dataset!r}, which has one test set, got {split!r}")
         for name, classes in (("positive_classes", positive_classes), ("negative_classes", negative_classes)):
             if classes is not None and len(classes) == 0:
                 raise InputError(f"{name} must name at least one class, got an empty list")
@@ -429,6 +442,8 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         self._groups: tuple[list[Any], Array] | None = None
         self._sources: dict[str, _ArrayImages | _FileImages | _FileSplit] = {}
         self._splits: dict[str, _BinarySplit] = {}
+        self._passed_over: dict[str, Counter[str]] = {}  # files by split
+        self._no_classes: dict[str, list[str]] = {}  # folders by split
 
     @property
     def num_features(self) -> int | None:
@@ -509,7 +524,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
             return path / "predict"
         if self.dataset == "features":
             return path if any((path / f"features.{kind}").is_file() for kind in ("npy", "pt")) else None
-        return path if path.is_dir() and _images_in(path) else None
+        return path if path.is_dir() and images_in(path)[0] else None
 
     def _predicted(self, folder: Path) -> _BinarySplit:
         """All rows of a folder, without labels."""
@@ -521,9 +536,16 @@ class ImbalancedImageDataModule(_FeatureDataModule):
                     f"{source.path} has {source.features.shape[1]} features, the training rows had {width}"
                 )
             return _FeatureSplit(source, np.arange(len(source)), None)
-        paths = _images_in(folder) or sorted(str(path) for path in folder.glob("*/*") if _is_image(path))
+        paths, others = images_in(folder)
         if not paths:
-            raise InputError(f"{folder} has no image")
+            inside = [images_in(place) for place in folder.iterdir() if place.is_dir() and not is_junk(place.name)]
+            paths = sorted(path for found, _ in inside for path in found)
+            others += sum((counts for _, counts in inside), Counter())
+        said = f"; it has {passed_over(others)}" if others else ""
+        if not paths:
+            raise InputError(f"{folder} has no image{said}")
+        if others:
+            rank_zero_info(f"{len(paths):,} images to predict in {folder}{said}")
         images = _FileImages(paths, np.empty(0, dtype=np.int64), self.in_memory, self._resize())
         return _ImageSplit(images, np.arange(len(paths)), None, self._normalise())
 
@@ -598,8 +620,15 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         """Name of the split to evaluate on; None if there is none."""
         if self.dataset in ("cifar10", "cifar100"):
             return "test"
-        names = (self.val_split, self.test_split) if kind == "val" else (self.test_split,)
-        return next((name for name in names if (self._folder() / name).is_dir()), None)
+        for argument, usual in (("val_split", "val"), ("test_split", "test")):
+            name: str = getattr(self, argument)
+            if kind == "test" and argument == "val_split":
+                continue
+            if (self._folder() / name).is_dir():
+                return name
+            if name != usual:  # asked for, perhaps misspelt: another split would be evaluated in its place
+                raise InputError(f"{argument} {self._missing(name)}")
+        return None
 
     def _test_split(self) -> _BinarySplit:
         name = self._evaluated("test")
@@ -655,21 +684,29 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         return source
 
     def _images(self, split: str) -> _FileImages:
-        from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
-
-        folder = self._folder() / split
-        classes = self._folder_classes(split)
-        expected, found = set(self._classes()), set(classes)
-        if expected != found:
-            raise InputError(
-                f"classes of the splits differ: 'train' and {split!r} do not share {_listed(sorted(expected ^ found))}"
-            )
-        numbers = {name: number for number, name in enumerate(classes)}
-        samples = make_dataset(str(folder), numbers, IMG_EXTENSIONS, allow_empty=True)
-        if not samples:
+        folder, classes = self._folder() / split, self._classes()
+        found, others = class_folders(folder)
+        if not found and not others:
+            raise InputError(f"split {split!r} has no class: {folder} needs a folder of images for each class")
+        absent = [name for name in classes if name not in {*found, *others} and not is_junk(name)]
+        differing = sorted({*found} - {*classes} | {*absent})
+        if differing:
+            raise InputError(f"classes of the splits differ: 'train' and {split!r} do not share {_listed(differing)}")
+        paths: list[str] = []
+        labels: list[int] = []
+        stray, counts = images_in(folder)
+        counts.update({"in no folder of a class": len(stray)} if stray else {})
+        for label, name in enumerate(classes):
+            if name in found:
+                images, more = images_under(folder / name)
+                paths += images
+                labels += [label] * len(images)
+                counts += more
+        if not paths:
             raise InputError(f"split {split!r} has no image: {folder} needs a folder of images for each class")
-        labels = np.array([label for _, label in samples], dtype=np.int64)
-        return _FileImages([path for path, _ in samples], labels, self.in_memory, self._resize())
+        self._passed_over[split] = counts
+        self._no_classes[split] = others
+        return _FileImages(paths, np.array(labels, dtype=np.int64), self.in_memory, self._resize())
 
     def _resize(self) -> Transform | None:
         """Brings an image to evaluate to ``image_size``, if that is given."""
@@ -681,11 +718,12 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         resize: Transform = v2.Compose([v2.Resize(size, antialias=True), v2.CenterCrop(self.image_size)])
         return resize
 
-    def _folder_classes(self, split: str) -> list[str]:
-        folder = self._folder() / split
-        classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    def _folder_classes(self) -> list[str]:
+        folder = self._folder() / "train"
+        classes, others = class_folders(folder)
         if not classes:
-            raise InputError(f"split {split!r} has no class: {folder} needs a folder of images for each class")
+            lacks = "image" if others else "class"
+            raise InputError(f"split 'train' has no {lacks}: {folder} needs a folder of images for each class")
         return classes
 
     # Which classes are positive
@@ -705,7 +743,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
             if self.dataset == "folder":
                 if not (self._folder() / "train").is_dir():
                     self._source("train")  # says what is missing
-                classes = self._folder_classes("train")
+                classes = self._folder_classes()
             elif self.dataset == "features":
                 source = self._source("train")
                 classes = np.unique(source.labels).tolist()
@@ -755,20 +793,35 @@ class ImbalancedImageDataModule(_FeatureDataModule):
             return None
         numbers = []
         names = {name: number for number, name in enumerate(classes)}
-        for entry in chosen:
-            number = names.get(entry)
-            if number is None:
-                # From the command line a number may come as text; a folder may be named by one.
-                value = int(entry) if isinstance(entry, str) and entry.isascii() and entry.isdigit() else entry
-                if self.dataset == "features":
-                    number = names.get(value)
-                elif isinstance(value, int) and 0 <= value < len(classes):
+        by_position = self.dataset != "features" and not any(NUMBER.fullmatch(str(name)) for name in classes)
+        for entry in _entries(chosen, names):
+            # From the command line a number may come as text, and a name as a number.
+            value = int(entry) if isinstance(entry, str) and entry.isascii() and entry.isdigit() else entry
+            number = None
+            if not isinstance(entry, bool):
+                named = [names[name] for name in (entry, str(entry), value) if name in names]
+                number = named[0] if named else None
+                if number is None and by_position and isinstance(value, int) and 0 <= value < len(classes):
                     number = value
             if number is None:
-                known = "numbers" if self.dataset == "features" else f"numbers 0 to {len(classes) - 1}, or names"
-                raise InputError(f"{argument} has an unknown class {entry!r}; known are {known}: {_listed(classes)}")
+                raise InputError(
+                    f"{argument} has an unknown class {entry!r}; {self._known_classes(classes, by_position)}"
+                )
             numbers.append(number)
         return numbers
+
+    def _known_classes(self, classes: list[Any], by_position: bool) -> str:
+        if self.dataset == "features":
+            return f"known are numbers: {_listed(classes)}"
+        if by_position:
+            known = f"known are numbers 0 to {len(classes) - 1}, or names: {_listed(classes)}"
+        else:
+            known = (
+                "as classes are called by numbers here, they must be named, in quotes where a name begins with 0: "
+                f"{_listed(classes)}"
+            )
+        others = class_folders(self._folder() / "train")[1] if self.dataset == "folder" else []
+        return f"{known} (no classes, as they have no images or are hidden: {_listed(others)})" if others else known
 
     def _binary(self, split: str) -> tuple[Array, Array]:
         """Rows of the split's source, shape (n,), ascending, and their labels 0 or 1, shape (n,)."""

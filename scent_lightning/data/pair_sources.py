@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
 from scent_lightning.data.state import fingerprint, sampled
@@ -313,14 +314,26 @@ def shard_list(argument: str, path: str) -> tuple[list[str], list[int] | None]:
     if path.lower().endswith(".json"):
         return _json_index(argument, path)
     for place in (path, elsewhere(path)):
-        paths = [os.path.join(place, "*.tar")] if os.path.isdir(place) else list(_braces(place))
-        found = [file for pattern in paths for file in _expand(pattern)]
+        if os.path.isdir(place):
+            found = _tars_in(place)
+        else:
+            found = [file for pattern in _braces(place) for file in _expand(pattern)]
         missing = [file for file in found if not os.path.isfile(file)]
         if found and len(missing) < len(found):
             if missing:
                 raise InputError(f"{argument} {path} has shards that are not there: {some_of(missing)}")
             return found, None
     raise InputError(f"{argument} {path} names no tar file that is there")
+
+
+def _tars_in(folder: str) -> list[str]:
+    """Paths of the tar files in a folder, sorted, in whatever case they end; says how many other files there are."""
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+    tars = [name for name in names if name.lower().endswith(".tar") and not name.startswith(".")]
+    if tars and len(tars) < len(names):
+        others = [name for name in names if name not in set(tars)]
+        rank_zero_info(f"{len(tars):,} shards in {folder}; passed over, as they do not end in .tar: {some_of(others)}")
+    return [os.path.join(folder, name) for name in tars]
 
 
 def _braces(pattern: str) -> Iterator[str]:

@@ -336,6 +336,13 @@ def one_class(folder):
     (folder / "only" / "a.png").touch()
 
 
+def junk(folder):
+    one_class(folder)
+    (folder / ".ipynb_checkpoints").mkdir()
+    (folder / "__MACOSX" / "only").mkdir(parents=True)
+    (folder / "__MACOSX" / "only" / "._a.png").touch()
+
+
 def empty_class(folder):
     one_class(folder)
     (folder / "none").mkdir()
@@ -345,8 +352,9 @@ def empty_class(folder):
     ("make", "arguments", "message"),
     [
         (None, {"path": "nowhere"}, "path nowhere is not a folder; it must have one folder of images per class"),
-        (lambda folder: None, {}, "path .* must have one folder of images per class: Couldn't find any class folder"),
-        (empty_class, {}, "path .* must have one folder of images per class: Found no valid file for the classes none"),
+        (lambda folder: None, {}, "path .* must have one folder of images per class: it has none"),
+        (empty_class, {}, "path .* must have one folder of images per class: none has no image"),
+        (junk, {}, "needs at least two classes, got 'only' alone"),
         (one_class, {}, "needs at least two classes, got 'only' alone"),
         (write_folder, {"class_names": ["a", "b"]}, r"there are classes, 7 \(black, blue green, …, white\), got 2 \(a"),
         (write_folder, {"class_names": "imagenet"}, r"as many as there are classes, 7 .*, got 1000 \(tench, goldfish"),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -436,6 +437,26 @@ def test_folders_without_images(tmp_path, capsys):
     (tmp_path / "images" / "red").mkdir()
     (tmp_path / "images" / "red" / "notes.txt").write_text("none")
     assert "its folders hold none of" in refused(capsys, *command)
+
+
+def test_folders_and_files_of_systems_and_programs(images, tmp_path, capsys):
+    """They change no class's number and no row, and are counted."""
+    folder = tmp_path / "images"
+    shutil.copytree(images, folder)
+    for name in (".ipynb_checkpoints", "__MACOSX", "a empty"):
+        (folder / name).mkdir()
+    picture(0, COLOURS["red"]).save(folder / "__MACOSX" / "0.png")
+    (folder / "blue" / "._0.png").touch()
+    (folder / "red" / "4.heic").touch()
+    found = extract_features.FolderSource(folder, None)
+    expected = extract_features.FolderSource(images, None)
+    assert found.classes == expected.classes == ["blue", "green", "red"]
+    assert [label for _, label in found.samples] == [label for _, label in expected.samples]
+    said = capsys.readouterr().err
+    assert "2 files that are no images to read: 1 hidden, 1 .heic" in said
+    assert "folders that are no classes: .ipynb_checkpoints, __MACOSX, a empty" in said
+    picture(0, COLOURS["red"]).save(folder / "red" / "5.JFIF", format="JPEG")
+    assert len(extract_features.FolderSource(folder, None)) == 13
 
 
 def test_disk_too_small(images, tmp_path, capsys, monkeypatch):
