@@ -52,6 +52,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from scent_lightning.data.image_folder import IMAGE_ENDINGS, class_folders, images_in, images_under, passed_over
+from scent_lightning.data.images import read_rgb, to_rgb
 from scent_lightning.errors import InputError
 
 IMAGE_KEYS = ("jpg", "png", "webp", "jpeg")
@@ -183,8 +184,7 @@ class FolderSource(Source):
 
     def read(self, index: int) -> tuple[Image.Image, Any]:
         path, label = self.samples[index]
-        with Image.open(path) as image:
-            return image.convert("RGB"), label
+        return read_rgb(path), label
 
 
 class TorchvisionSource(Source):
@@ -207,6 +207,8 @@ class TorchvisionSource(Source):
             if root is None:
                 raise InputError(f"--torchvision-dataset {name} needs --root, the folder that it is in")
             given["root"] = str(root)
+        if "loader" in parameters or name == "ImageNet":  # or Pillow would run programs on files of some formats
+            given.setdefault("loader", read_rgb)
         if download:
             if "download" not in parameters:
                 raise InputError(f"--torchvision-dataset {name} cannot be downloaded by torchvision")
@@ -234,7 +236,7 @@ class TorchvisionSource(Source):
         sample = self.dataset[index]
         if not isinstance(sample, tuple) or len(sample) != 2 or not isinstance(sample[0], Image.Image):
             raise InputError(f"{self.name(index)} is not an image with a label")
-        return sample[0].convert("RGB"), sample[1]
+        return to_rgb(sample[0]), sample[1]
 
 
 class ShardSample(NamedTuple):
@@ -334,8 +336,7 @@ class ShardSource(Source):
             content = file.read(sample.image[1])
         if re.fullmatch(r"-?\d+", label) is None:
             raise InputError(f"{self.name(index)} has the label {label!r}, which is not an integer")
-        with Image.open(io.BytesIO(content)) as image:
-            return image.convert("RGB"), int(label)
+        return read_rgb(io.BytesIO(content)), int(label)
 
 
 class Samples(Dataset[tuple[Tensor, int] | str]):

@@ -15,7 +15,8 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from scent_lightning.callbacks.evaluation import EvaluationCallback, Stage
 from scent_lightning.data.image_folder import class_folders, images_under, is_junk
-from scent_lightning.data.pair_sources import BadPairError, decode, elsewhere, first_line
+from scent_lightning.data.images import first_line
+from scent_lightning.data.pair_sources import BadPairError, decode, elsewhere
 from scent_lightning.errors import InputError
 from scent_lightning.metrics import ZeroShotAccuracy
 from scent_lightning.metrics.retrieval import first_of_each

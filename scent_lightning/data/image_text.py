@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from scent_lightning.data.augmentation import at_random
 from scent_lightning.data.features import _check_integer, _FeatureDataModule, _Split
+from scent_lightning.data.images import first_line
 from scent_lightning.data.indexed import batch_loader, check_batch_size, place_in_run, shuffle_seed
 from scent_lightning.data.pair_sources import (
     LOOKED_FOR,
@@ -26,7 +27,6 @@ from scent_lightning.data.pair_sources import (
     ShardPairs,
     TablePairs,
     elsewhere,
-    first_line,
     leads_outside,
     shard_list,
     some_of,
@@ -242,8 +242,9 @@ class ImageTextDataModule(_FeatureDataModule):
     A pair without a caption or with an image that cannot be decoded is skipped, and its batch is smaller; a batch may
     be empty, of shapes (0, …). Of each split the first ones are named in a warning, and ``skipped`` has their number.
 
-    Images become RGB (dropping transparency) and are transformed as by ``open_clip.image_transform``: for training a
-    random part, resized, and else the short side resized and the centre taken; those of "shapes" stay as they are.
+    Images become RGB of 8 bits (dropping transparency, and scaling 16-bit grey) and are transformed as by
+    ``open_clip.image_transform``: for training a random part, resized, and else the short side resized and the centre
+    taken; those of "shapes" stay as they are.
 
     A pair may have a class, which the batches leave out: ``labels("val")`` has it by index, ``class_names`` what it is
     called. ``class_column`` says where it is; see the callback ``ZeroShotClassification``.

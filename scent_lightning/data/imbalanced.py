@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from scent_lightning.data.augmentation import at_random
 from scent_lightning.data.features import Batch, _check_integer, _FeatureDataModule, _FileSplit, _Split
 from scent_lightning.data.image_folder import class_folders, images_in, images_under, is_junk, passed_over
+from scent_lightning.data.images import UnreadableImageError, decode_image, first_line
 from scent_lightning.data.indexed import place_in_run, sampled_loader, shuffle_seed
 from scent_lightning.data.state import fingerprint, sampled
 from scent_lightning.data.stratified import StratifiedBatchSampler, check_class_size
@@ -104,15 +105,11 @@ class _FileImages:
 
     def read(self, row: int) -> Tensor:
         """The image as it is in the file: uint8 of shape (3, H, W)."""
-        from PIL import Image
-
-        path = self.paths[row]
+        path = str(self.paths[row])
         try:
-            with Image.open(path) as image:
-                pixels = np.array(image.convert("RGB"))
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise InputError(f"cannot read {path} as an image: {str(error).rstrip('.')}") from error
-        return torch.from_numpy(pixels).permute(2, 0, 1)
+            return decode_image(path)
+        except (FileNotFoundError, UnreadableImageError) as error:
+            raise InputError(f"cannot read {path} as an image: {first_line(error)}") from error
 
     def _one(self, row: int) -> Tensor:
         image = self.read(row)
@@ -300,9 +297,10 @@ class ImbalancedImageDataModule(_FeatureDataModule):
     * "features": ``train/features.npy`` and ``train/labels.npy``, and ``val`` and ``test`` like it, as in
       :class:`~scent_lightning.data.FeatureDataModule`. Without ``val``, ``test`` is validated on.
 
-    Images are converted to RGB, divided by 255 and normalised. Training images are augmented: a crop of the image
-    padded with black by an eighth of its size, and a flip; with ``image_size``, a part of random size and shape,
-    resized, and a flip. Evaluation with ``image_size`` resizes the short side to 8/7 of it and takes the centre.
+    Images are converted to RGB of 8 bits (16-bit grey is scaled), divided by 255 and normalised. Training images are
+    augmented: a crop of the image padded with black by an eighth of its size, and a flip; with ``image_size``, a part
+    of random size and shape, resized, and a flip. Evaluation with ``image_size`` resizes the short side to 8/7 of it
+    and takes the centre.
 
     ``fit`` without a validation split trains without validation. ``predict`` goes over the folder ``predict``, or the
     images or features in ``path`` itself, or else the test split, the validation split or the training rows. It needs

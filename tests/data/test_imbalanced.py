@@ -213,7 +213,7 @@ def test_a_class_that_cannot_be_looked_into_is_no_empty_one(tmp_path, monkeypatc
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", denied)
-    with pytest.raises(InputError, match="cannot look into folder .*cat: Permission denied"):
+    with pytest.raises(InputError, match=r"cannot look into folder .*cat: Permission denied"):
         module(tmp_path).setup("fit")
 
 
