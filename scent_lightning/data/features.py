@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from scent_lightning.data.indexed import batch_loader, check_batch_size, evaluation_loader, place_in_run
 from scent_lightning.data.state import TrainedDataModule, fingerprint, sampled
 from scent_lightning.errors import InputError
+from scent_lightning.summary import rows_in_words
 
 __all__ = ["FeatureDataModule", "SyntheticFeatureDataModule"]
 
@@ -408,6 +409,19 @@ class FeatureDataModule(_FeatureDataModule):
     def _has_train_split(self) -> bool:
         return (self.path / "train").is_dir()
 
+    def _summary(self) -> dict[str, str]:
+        splits = self._loaded()
+        said = {
+            "data": str(self.path),
+            "features": f"{self.num_features:,}, {splits['train'].features.dtype}",
+            "classes": f"{self.num_classes:,}" + (" (num_classes)" if self._given_classes else ""),
+            "training": rows_in_words(len(splits["train"])),
+        }
+        if self.val_split not in splits:
+            return said | {"validation": f"none, as there is no folder {self.val_split!r}"}
+        of_training = ", the training rows" if self.val_split == "train" else ""
+        return said | {"validation": f"{rows_in_words(len(splits[self.val_split]))} of {self.val_split!r}{of_training}"}
+
     def _learn(self) -> dict[str, Any]:
         return {"num_features": self.num_features, "num_classes": self.num_classes}
 
@@ -658,6 +672,15 @@ class SyntheticFeatureDataModule(_FeatureDataModule):
 
     def _train_split(self) -> _Split:
         return self._loaded()["train"]
+
+    def _summary(self) -> dict[str, str]:
+        return {
+            "data": f"synthetic, seed {self.seed}",
+            "features": f"{self.num_features:,}, noise {self.noise}",
+            "classes": f"{self.num_classes:,}, Zipf exponent {self.zipf_exponent}",
+            "training": rows_in_words(self.rows),
+            "validation": rows_in_words(self.val_rows),
+        }
 
     def _learn(self) -> dict[str, Any]:
         return {}

@@ -112,5 +112,7 @@ def passed_over(counts: Counter[str]) -> str:
     total = counts.total()
     if not total:
         return ""
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common())
+    kinds = ", ".join(
+        f"{count:,} {kind}" for kind, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    )
     return f"{total:,} {'file that is no image' if total == 1 else 'files that are no images'} to read: {kinds}"

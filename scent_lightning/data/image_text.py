@@ -35,6 +35,7 @@ from scent_lightning.data.shapes import CLASSES, NUM_CAPTIONS, Shapes
 from scent_lightning.data.state import fingerprint
 from scent_lightning.errors import InputError
 from scent_lightning.optional import of_vision
+from scent_lightning.summary import listed, rows_in_words
 
 __all__ = ["ImageTextDataModule"]
 
@@ -521,6 +522,21 @@ class ImageTextDataModule(_FeatureDataModule):
 
     def _train_split(self) -> _Split:
         return self._split("train")
+
+    def _summary(self) -> dict[str, str]:
+        said = {"data": f"{self.source}" + (f" {self.path}" if self.path else "")}
+        for name, split in (("training", "train"), ("validation", "val")):
+            if not self._has(split):
+                said[name] = "none"
+                continue
+            pairs = self._split(split)
+            skipped = pairs.skipped()
+            said[name] = rows_in_words(len(pairs)) + (f", {skipped:,} of them skipped" if skipped else "")
+        if self.split_column is not None:
+            said["training"] += f": {self.split_column} is {self.train_split!r}"
+        if self.class_column is not None:
+            said["classes"] = f"{len(self.class_names):,}, of column {self.class_column!r}: {listed(self.class_names)}"
+        return said
 
     # What a checkpoint holds
 

@@ -25,6 +25,7 @@ from scent_lightning.data.indexed import place_in_run, sampled_loader, shuffle_s
 from scent_lightning.data.state import fingerprint, sampled
 from scent_lightning.data.stratified import StratifiedBatchSampler, check_class_size
 from scent_lightning.errors import InputError
+from scent_lightning.summary import listed, rows_in_words
 
 __all__ = ["ImbalancedImageDataModule"]
 
@@ -267,11 +268,6 @@ def _entries(classes: list[str | int], names: Container[Any]) -> list[str | int]
     return found
 
 
-def _listed(names: Sequence[Any]) -> str:
-    shown = ", ".join(str(name) for name in names[:20])
-    return shown if len(names) <= 20 else f"{shown}, … ({len(names)} in all)"
-
-
 class ImbalancedImageDataModule(_FeatureDataModule):
     """Images of two groups of classes, positive and negative, as whole batches ``(inputs, labels, index)``.
 
@@ -440,8 +436,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         self._groups: tuple[list[Any], Array] | None = None
         self._sources: dict[str, _ArrayImages | _FileImages | _FileSplit] = {}
         self._splits: dict[str, _BinarySplit] = {}
-        self._passed_over: dict[str, Counter[str]] = {}  # files by split
-        self._no_classes: dict[str, list[str]] = {}  # folders by split
+        self._removed_rows = 0  # of the positive training rows
 
     @property
     def num_features(self) -> int | None:
@@ -572,6 +567,41 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         given = self.positive_classes is not None or self.negative_classes is not None
         return given or self.dataset in ("cifar10", "cifar100")
 
+    def _summary(self) -> dict[str, str]:
+        classes, groups = self._grouping()
+        counts = self._sizes("train")
+        removed = self._removed_rows
+        said = {"data": f"{self.dataset} in {self._folder()}"}
+        if self.num_features is not None:
+            said["features"] = f"{self.num_features:,}"
+        for kind, group in (("positive", 1), ("negative", 0), ("left out", -1)):
+            named = [name for name, of in zip(classes, groups, strict=True) if of == group]
+            if named:
+                said[f"{kind} classes"] = listed(named)
+        said["training"] = counts
+        if removed:
+            said["removed"] = (
+                f"{rows_in_words(removed)} of {removed + self.num_positives:,} positive training rows at random"
+            )
+        said["validation"] = self._validation_in_words()
+        return said
+
+    def _sizes(self, split: str) -> str:
+        labels = self._split(split, self.augment and split == "train").labels
+        positives = int(labels.sum())
+        return f"{rows_in_words(len(labels))}: {positives:,} positive, {len(labels) - positives:,} negative"
+
+    def _validation_in_words(self) -> str:
+        name = self._evaluated("val")
+        if name is None:
+            return f"none, as there is neither a folder {self.val_split!r} nor {self.test_split!r}"
+        counts = self._sizes(name)
+        if self.dataset in ("cifar10", "cifar100"):
+            return f"{counts}; the official test set"
+        if name != self.val_split:
+            return f"{counts}; of {name!r}, as there is no folder {self.val_split!r}"
+        return f"{counts}; of {name!r}" + (", the training rows" if name == "train" else "")
+
     # What a checkpoint holds
 
     def _learn(self) -> dict[str, Any]:
@@ -638,7 +668,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         path = self._folder()
         there = sorted(folder.name for folder in path.iterdir() if folder.is_dir()) if path.is_dir() else []
         return f"{split!r}: missing split, there is no folder {path / split}; {path} has: " + (
-            _listed(there) or "no folder at all"
+            listed(there) or "no folder at all"
         )
 
     # Rows of each split
@@ -689,7 +719,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         absent = [name for name in classes if name not in {*found, *others} and not is_junk(name)]
         differing = sorted({*found} - {*classes} | {*absent})
         if differing:
-            raise InputError(f"classes of the splits differ: 'train' and {split!r} do not share {_listed(differing)}")
+            raise InputError(f"classes of the splits differ: 'train' and {split!r} do not share {listed(differing)}")
         paths: list[str] = []
         labels: list[int] = []
         stray, counts = images_in(folder)
@@ -702,8 +732,12 @@ class ImbalancedImageDataModule(_FeatureDataModule):
                 counts += more
         if not paths:
             raise InputError(f"split {split!r} has no image: {folder} needs a folder of images for each class")
-        self._passed_over[split] = counts
-        self._no_classes[split] = others
+        if counts:
+            self._note(f"in {split!r} {passed_over(counts)}")
+        if others:
+            self._note(
+                f"in {split!r} folders that are no classes, as they have no images or are hidden: {listed(others)}"
+            )
         return _FileImages(paths, np.array(labels, dtype=np.int64), self.in_memory, self._resize())
 
     def _resize(self) -> Transform | None:
@@ -757,7 +791,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         if both:
             raise InputError(
                 f"positive_classes and negative_classes must not share a class, both have "
-                f"{_listed([classes[number] for number in both])}"
+                f"{listed([classes[number] for number in both])}"
             )
         groups = np.full(len(classes), -1, dtype=np.int64)
         if positive is None and negative is None:
@@ -780,7 +814,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
                 return [names.index(positive)]
         pairs = ", ".join(f"{positive} and {negative}" for positive, negative in OBVIOUS_NAMES)
         raise InputError(
-            f"positive_classes must say which classes of {self._folder()} are positive: {_listed(classes)} (only two "
+            f"positive_classes must say which classes of {self._folder()} are positive: {listed(classes)} (only two "
             f"classes called {pairs} need no word)"
         )
 
@@ -810,16 +844,16 @@ class ImbalancedImageDataModule(_FeatureDataModule):
 
     def _known_classes(self, classes: list[Any], by_position: bool) -> str:
         if self.dataset == "features":
-            return f"known are numbers: {_listed(classes)}"
+            return f"known are numbers: {listed(classes)}"
         if by_position:
-            known = f"known are numbers 0 to {len(classes) - 1}, or names: {_listed(classes)}"
+            known = f"known are numbers 0 to {len(classes) - 1}, or names: {listed(classes)}"
         else:
             known = (
                 "as classes are called by numbers here, they must be named, in quotes where a name begins with 0: "
-                f"{_listed(classes)}"
+                f"{listed(classes)}"
             )
         others = class_folders(self._folder() / "train")[1] if self.dataset == "folder" else []
-        return f"{known} (no classes, as they have no images or are hidden: {_listed(others)})" if others else known
+        return f"{known} (no classes, as they have no images or are hidden: {listed(others)})" if others else known
 
     def _binary(self, split: str) -> tuple[Array, Array]:
         """Rows of the split's source, shape (n,), ascending, and their labels 0 or 1, shape (n,)."""
@@ -833,7 +867,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
                 row = int(unknown.argmax())
                 raise InputError(
                     f"labels of split {split!r} must be among those of 'train', which say what is positive: got "
-                    f"{numbers[row]} in row {row} (counted from 0), known are: {_listed(classes)}"
+                    f"{numbers[row]} in row {row} (counted from 0), known are: {listed(classes)}"
                 )
             labels = np.where(unknown, -1, groups[positions])
         else:
@@ -843,7 +877,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         for label, kind in ((1, "positive"), (0, "negative")):
             if not (labels == label).any():
                 named = [name for name, group in zip(classes, groups, strict=True) if group == label]
-                raise InputError(f"split {split!r} has no {kind} row; {kind} classes: {_listed(named) or 'none'}")
+                raise InputError(f"split {split!r} has no {kind} row; {kind} classes: {listed(named) or 'none'}")
         if split == "train":
             positive = np.flatnonzero(labels == 1)
             count = round(self.removed_positives * len(positive))
@@ -854,6 +888,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
             kept = np.ones(len(rows), dtype=bool)
             kept[np.random.default_rng(self.seed).permutation(positive)[:count]] = False
             rows, labels = rows[kept], labels[kept]
+            self._removed_rows = count
         return rows, labels
 
     def _split(self, name: str, augment: bool = False) -> _BinarySplit:

@@ -200,7 +200,9 @@ def test_folders_that_are_no_classes(tmp_path, splits):
         inputs, labels, _ = rows_of(loader)
         torch.testing.assert_close(inputs, normalised(all_pixels(split)))
         assert labels.tolist() == [0] * 2 * COUNTS[split] + [1] * 2 * COUNTS[split]
-    assert sorted(data._no_classes[splits[0]]) == sorted([*JUNK, "a empty", "aa notes", "zz deep"])
+    none = ", ".join(sorted([*JUNK, "a empty", "aa notes", "zz deep"]))
+    said = f"in {splits[0]!r} folders that are no classes, as they have no images or are hidden: {none}"
+    assert said in data.data_summary()["passed over"]
 
 
 def test_a_class_that_cannot_be_looked_into_is_no_empty_one(tmp_path, monkeypatch):
@@ -255,8 +257,10 @@ def test_which_files_are_images(tmp_path):
     torch.testing.assert_close(inputs[29:], normalised(all_pixels("train"))[20:])
     shade = normalised(np.full((9, 8, 8, 3), 7))
     torch.testing.assert_close(inputs[20:29], shade, atol=0.03, rtol=0)
-    counts = {"hidden": 3, ".heic": 2, ".avif": 1, ".db": 1, "without ending": 1, "in no folder of a class": 1}
-    assert data._passed_over["train"] == counts
+    assert data.data_summary()["passed over"] == (
+        "in 'train' 9 files that are no images to read: "
+        "3 hidden, 2 .heic, 1 .avif, 1 .db, 1 in no folder of a class, 1 without ending"
+    )
 
 
 @pytest.mark.parametrize("place", [".", "predict", "predict/some folder"])
@@ -272,7 +276,7 @@ def test_files_that_are_not_predicted_are_counted(tmp_path, place, caplog):
     with caplog.at_level("INFO"):
         loader = module(tmp_path).predict_dataloader()
     assert next(iter(loader))[0].shape == (3, 3, 8, 8)
-    assert "it has 3 files that are no images to read: 1 hidden, 1 .heic, 1 .svg" in caplog.text
+    assert "it has 3 files that are no images to read: 1 .heic, 1 .svg, 1 hidden" in caplog.text
 
 
 OBVIOUS = [
