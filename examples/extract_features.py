@@ -160,9 +160,11 @@ class FolderSource(Source):
                 images, more = images_under(folder / name)
                 self.samples += [(image, label) for image in images]
                 counts += more
-        left_out = [passed_over(counts), f"folders that are no classes: {', '.join(others)}" if others else ""]
-        if any(left_out):
-            print(f"passed over in {folder}: {'; '.join(filter(None, left_out))}", file=sys.stderr)
+        left_out = [passed_over(counts)] if counts else []
+        if others:
+            left_out.append(f"folders that are hidden or without an image ({', '.join(others)})")
+        if left_out:
+            print(f"passed over in {folder}: {'; '.join(left_out)}", file=sys.stderr)
         listing = digest(f"{os.path.relpath(path, folder)}\t{label}\n".encode() for path, label in self.samples)
         self.settings = {"source": f"image folder {folder.resolve()}", "list of files": listing}
 

@@ -103,16 +103,13 @@ def class_folders(folder: str | Path) -> tuple[list[str], list[str]]:
 
 
 def passed_over(counts: Counter[str]) -> str:
-    """In words what :func:`images_in` or :func:`images_under` counted; "" for nothing.
+    """In words what :func:`images_in` or :func:`images_under` counted.
 
     Example:
         >>> passed_over(Counter({".heic": 3, "hidden": 1}))
-        '4 files that are no images to read: 3 .heic, 1 hidden'
+        '4 files (3 .heic, 1 hidden)'
     """
-    total = counts.total()
-    if not total:
-        return ""
     kinds = ", ".join(
         f"{count:,} {kind}" for kind, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     )
-    return f"{total:,} {'file that is no image' if total == 1 else 'files that are no images'} to read: {kinds}"
+    return f"{counts.total():,} {'file' if counts.total() == 1 else 'files'} ({kinds})"

@@ -534,7 +534,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
             inside = [images_in(place) for place in folder.iterdir() if place.is_dir() and not is_junk(place.name)]
             paths = sorted(path for found, _ in inside for path in found)
             others += sum((counts for _, counts in inside), Counter())
-        said = f"; it has {passed_over(others)}" if others else ""
+        said = f"; passed over: {passed_over(others)}" if others else ""
         if not paths:
             raise InputError(f"{folder} has no image{said}")
         if others:
@@ -735,9 +735,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         if counts:
             self._note(f"in {split!r} {passed_over(counts)}")
         if others:
-            self._note(
-                f"in {split!r} folders that are no classes, as they have no images or are hidden: {listed(others)}"
-            )
+            self._note(f"in {split!r} folders that are hidden or without an image ({listed(others)})")
         return _FileImages(paths, np.array(labels, dtype=np.int64), self.in_memory, self._resize())
 
     def _resize(self) -> Transform | None:
@@ -853,7 +851,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
                 f"{listed(classes)}"
             )
         others = class_folders(self._folder() / "train")[1] if self.dataset == "folder" else []
-        return f"{known} (no classes, as they have no images or are hidden: {listed(others)})" if others else known
+        return f"{known} (no classes, as they are hidden or without an image: {listed(others)})" if others else known
 
     def _binary(self, split: str) -> tuple[Array, Array]:
         """Rows of the split's source, shape (n,), ascending, and their labels 0 or 1, shape (n,)."""

@@ -201,7 +201,7 @@ def test_folders_that_are_no_classes(tmp_path, splits):
         torch.testing.assert_close(inputs, normalised(all_pixels(split)))
         assert labels.tolist() == [0] * 2 * COUNTS[split] + [1] * 2 * COUNTS[split]
     none = ", ".join(sorted([*JUNK, "a empty", "aa notes", "zz deep"]))
-    said = f"in {splits[0]!r} folders that are no classes, as they have no images or are hidden: {none}"
+    said = f"in {splits[0]!r} folders that are hidden or without an image ({none})"
     assert said in data.data_summary()["passed over"]
 
 
@@ -258,8 +258,7 @@ def test_which_files_are_images(tmp_path):
     shade = normalised(np.full((9, 8, 8, 3), 7))
     torch.testing.assert_close(inputs[20:29], shade, atol=0.03, rtol=0)
     assert data.data_summary()["passed over"] == (
-        "in 'train' 9 files that are no images to read: "
-        "3 hidden, 2 .heic, 1 .avif, 1 .db, 1 in no folder of a class, 1 without ending"
+        "in 'train' 9 files (3 hidden, 2 .heic, 1 .avif, 1 .db, 1 in no folder of a class, 1 without ending)"
     )
 
 
@@ -276,7 +275,7 @@ def test_files_that_are_not_predicted_are_counted(tmp_path, place, caplog):
     with caplog.at_level("INFO"):
         loader = module(tmp_path).predict_dataloader()
     assert next(iter(loader))[0].shape == (3, 3, 8, 8)
-    assert "it has 3 files that are no images to read: 1 .heic, 1 .svg, 1 hidden" in caplog.text
+    assert "passed over: 3 files (1 .heic, 1 .svg, 1 hidden)" in caplog.text
 
 
 OBVIOUS = [
@@ -748,7 +747,7 @@ CASES = [
     (
         images(empty("train/dog", "train/cat")),
         {},
-        r"positive_classes has an unknown class 'cat'; .* \(no classes, as they have no images or are hidden: cat, dog",
+        r"positive_classes has an unknown class 'cat'; .* \(no classes, as they are hidden or without an image: cat, d",
     ),
     (images(empty(*(f"train/{name}" for name in CLASSES))), {}, "split 'train' has no image: .* needs a folder of ima"),
     (

@@ -483,8 +483,8 @@ def test_folders_and_files_of_systems_and_programs(images, tmp_path, capsys):
     assert found.classes == expected.classes == ["blue", "green", "red"]
     assert [label for _, label in found.samples] == [label for _, label in expected.samples]
     said = capsys.readouterr().err
-    assert "2 files that are no images to read: 1 .heic, 1 hidden" in said
-    assert "folders that are no classes: .ipynb_checkpoints, __MACOSX, a empty" in said
+    assert "2 files (1 .heic, 1 hidden)" in said
+    assert "folders that are hidden or without an image (.ipynb_checkpoints, __MACOSX, a empty)" in said
     picture(0, COLOURS["red"]).save(folder / "red" / "5.JFIF", format="JPEG")
     assert len(extract_features.FolderSource(folder, None)) == 13
 
