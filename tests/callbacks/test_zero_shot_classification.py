@@ -16,6 +16,7 @@ from sklearn.metrics import balanced_accuracy_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scent_lightning.callbacks import ZeroShotClassification
+from scent_lightning.callbacks.zero_shot_classification import _image_folder
 from scent_lightning.data import ImageTextDataModule
 from scent_lightning.duals import BSGD
 from scent_lightning.errors import InputError
@@ -346,6 +347,17 @@ def junk(folder):
 def empty_class(folder):
     one_class(folder)
     (folder / "none").mkdir()
+
+
+def test_files_that_are_not_classified_are_counted(tmp_path, caplog):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for file in ("0.png", "1.JFIF", "._0.png", "2.heic"):
+            (tmp_path / name / file).touch()
+    with caplog.at_level("INFO"):
+        found = _image_folder(str(tmp_path), lambda image: image)
+    assert (found.classes, len(found)) == (["a", "b"], 4)
+    assert f"4 images to classify in {tmp_path}; passed over: 4 files (2 .heic, 2 hidden)" in caplog.text
 
 
 @pytest.mark.parametrize(
