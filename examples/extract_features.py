@@ -51,6 +51,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from scent_lightning.data.image_folder import IMAGE_ENDINGS, class_folders, images_in, images_under, passed_over
+from scent_lightning.data.images import read_rgb, to_rgb
 from scent_lightning.errors import InputError
 
 IMAGE_KEYS = ("jpg", "png", "webp", "jpeg")
@@ -129,7 +131,7 @@ class Source:
 
 
 class FolderSource(Source):
-    """torchvision's ImageFolder: a folder per class.
+    """A folder per class; hidden ones and those without an image are none.
 
     Args:
         folder: has the classes' folders.
@@ -137,23 +139,32 @@ class FolderSource(Source):
     """
 
     def __init__(self, folder: Path, classes: Path | None) -> None:
-        files = require("torchvision.datasets.folder", "torchvision")
         if not folder.is_dir():
             raise InputError(f"--image-folder {folder}: there is no such folder")
-        found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+        found, others = class_folders(folder)
         if not found:
-            raise InputError(f"--image-folder {folder} has no images: it must hold a folder for each class")
+            lacks = f": its folders hold none of {', '.join(IMAGE_ENDINGS)}" if others else ""
+            raise InputError(
+                f"--image-folder {folder} has no images{lacks or ': it must hold a folder for each class'}"
+            )
         self.classes = found if classes is None else self._listed(classes)
         unknown = [name for name in found if name not in set(self.classes)]
         if unknown:
             raise InputError(f"folder {folder / unknown[0]} is not a class of {classes}")
-        labels = {name: label for label, name in enumerate(self.classes)}
         self.folder = folder
-        self.samples: list[tuple[str, int]] = files.make_dataset(
-            str(folder), labels, extensions=files.IMG_EXTENSIONS, allow_empty=True
-        )
-        if not self.samples:
-            raise InputError(f"--image-folder {folder} has no images: its folders hold none of {files.IMG_EXTENSIONS}")
+        self.samples: list[tuple[str, int]] = []
+        stray, counts = images_in(folder)
+        counts.update({"in no folder of a class": len(stray)} if stray else {})
+        for label, name in enumerate(self.classes):
+            if name in found:
+                images, more = images_under(folder / name)
+                self.samples += [(image, label) for image in images]
+                counts += more
+        left_out = [passed_over(counts)] if counts else []
+        if others:
+            left_out.append(f"folders that are hidden or without an image ({', '.join(others)})")
+        if left_out:
+            print(f"passed over in {folder}: {'; '.join(left_out)}", file=sys.stderr)
         listing = digest(f"{os.path.relpath(path, folder)}\t{label}\n".encode() for path, label in self.samples)
         self.settings = {"source": f"image folder {folder.resolve()}", "list of files": listing}
 
@@ -175,8 +186,7 @@ class FolderSource(Source):
 
     def read(self, index: int) -> tuple[Image.Image, Any]:
         path, label = self.samples[index]
-        with Image.open(path) as image:
-            return image.convert("RGB"), label
+        return read_rgb(path), label
 
 
 class TorchvisionSource(Source):
@@ -199,6 +209,8 @@ class TorchvisionSource(Source):
             if root is None:
                 raise InputError(f"--torchvision-dataset {name} needs --root, the folder that it is in")
             given["root"] = str(root)
+        if "loader" in parameters or name == "ImageNet":  # or Pillow would run programs on files of some formats
+            given.setdefault("loader", read_rgb)
         if download:
             if "download" not in parameters:
                 raise InputError(f"--torchvision-dataset {name} cannot be downloaded by torchvision")
@@ -226,7 +238,7 @@ class TorchvisionSource(Source):
         sample = self.dataset[index]
         if not isinstance(sample, tuple) or len(sample) != 2 or not isinstance(sample[0], Image.Image):
             raise InputError(f"{self.name(index)} is not an image with a label")
-        return sample[0].convert("RGB"), sample[1]
+        return to_rgb(sample[0]), sample[1]
 
 
 class ShardSample(NamedTuple):
@@ -326,8 +338,7 @@ class ShardSource(Source):
             content = file.read(sample.image[1])
         if re.fullmatch(r"-?\d+", label) is None:
             raise InputError(f"{self.name(index)} has the label {label!r}, which is not an integer")
-        with Image.open(io.BytesIO(content)) as image:
-            return image.convert("RGB"), int(label)
+        return read_rgb(io.BytesIO(content)), int(label)
 
 
 class Samples(Dataset[tuple[Tensor, int] | str]):

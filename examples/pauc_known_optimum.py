@@ -93,7 +93,8 @@ SETTINGS: dict[tuple[int, float], Settings] = {
 
 def image_features(folder: Path) -> tuple[Array, Array]:
     """Random convolutional features of the first rows of each class group, and their labels."""
-    data = ImbalancedImageDataModule(str(folder), removed_positives=0.0, augment=False, in_memory=False)
+    positive: list[str | int] = ["dog", "frog", "horse", "ship", "truck"]
+    data = ImbalancedImageDataModule(str(folder), positive_classes=positive, augment=False, in_memory=False)
     data.setup("fit")
     labels = data.train_labels
     kept = torch.cat([(labels == 1).nonzero().squeeze(1), (labels == 0).nonzero().squeeze(1)])
@@ -218,7 +219,6 @@ def run(
     data = ImbalancedImageDataModule(
         folder,
         dataset="features",
-        removed_positives=0.0,
         batch_size=POSITIVES_PER_BATCH + negatives_per_batch,
         positives_per_batch=POSITIVES_PER_BATCH,
         batches_per_epoch=(len(positives) + len(negatives)) // (2 * POSITIVES_PER_BATCH),

@@ -76,7 +76,6 @@ def ranking(folder, batch_size):
     data = ImbalancedImageDataModule(
         str(folder),
         dataset="features",
-        removed_positives=0.0,
         batch_size=batch_size,
         positives_per_batch=batch_size // 2,
     )
@@ -97,7 +96,6 @@ def images(folder, batch_size):
         str(folder),
         dataset="folder",
         positive_classes=["light"],
-        removed_positives=0.0,
         batch_size=batch_size,
         num_workers=1,
     )

@@ -315,6 +315,7 @@ def test_every_config_builds(config, tables, monkeypatch, data_dir):
         for split in ("train", "test"):
             image_folder(Path(split), classes=("cat", "dog"), images=64)
         arguments += ["--data.path", ".", "--data.dataset", "folder", "--data.removed_positives", "0"]
+        arguments += ["--data.positive_classes", "[dog]"]
         model = settings["model"]["init_args"]
         if "backbone_checkpoint" in model:
             torch.save(SmallImageResNet(**model["network"]["init_args"]).state_dict(), model["backbone_checkpoint"])
@@ -344,6 +345,7 @@ def test_two_stages_of_partial_auc(tmp_path):
     for split, images in (("train", 40), ("test", 20)):
         image_folder(tmp_path / "images" / split, ("cat", "dog", "horse", "ship"), images)
     data = ["--data.path", "images", "--data.removed_positives", "0.5", "--trainer.log_every_n_steps", "1"]
+    data += ["--data.positive_classes", "[horse, ship]"]
     short = ["--trainer.max_epochs", "2", "--data.batch_size", "16", "--data.positives_per_batch", "8"]
     model = ["--model.network.init_args.width", "4"]
     first = str(ROOT / "configs" / "pauc_cifar10_small_pretrain.yaml")
@@ -385,6 +387,10 @@ def test_two_stages_of_partial_auc(tmp_path):
         (["--model.tau", "0"], "tau must be a finite number above 0, got 0.0"),
         (["--model.surrogate", "exp"], "surrogate"),
         (["--data.positive_classes", "[bird]"], "positive_classes has an unknown class 'bird'"),
+        (
+            ["--data.positive_classes", "null"],
+            "positive_classes must say which classes of . are positive: cat, dog (on",
+        ),
         (["--data.removed_positives", "1.5"], "removed_positives must be in [0, 1), got 1.5"),
         (["--data.batch_size", "512"], "is more than the 16 positive rows there are"),
         (["--model.backbone_checkpoint", "other.pt"], "backbone_checkpoint other.pt does not match the network: it"),
@@ -406,6 +412,8 @@ def test_wrong_settings_of_partial_auc_are_one_sentence(arguments, message, tmp_
                 ".",
                 "--data.batch_size",
                 "16",
+                "--data.positive_classes",
+                "[dog]",
                 "--trainer.logger",
                 "false",
                 "--trainer.enable_progress_bar",

@@ -9,12 +9,15 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from scent_lightning.callbacks.evaluation import EvaluationCallback, Stage
-from scent_lightning.data.pair_sources import BadPairError, decode, elsewhere, first_line
+from scent_lightning.data.image_folder import class_folders, images_in, images_under, is_junk, passed_over
+from scent_lightning.data.images import first_line
+from scent_lightning.data.pair_sources import BadPairError, decode, elsewhere
 from scent_lightning.errors import InputError
 from scent_lightning.metrics import ZeroShotAccuracy
 from scent_lightning.metrics.retrieval import first_of_each
@@ -35,7 +38,7 @@ class ZeroShotClassification(EvaluationCallback):
       (``ImageTextDataModule`` with ``class_column``), and their embeddings are those that the step returned, a
       dictionary with "image", shape ``(B, D)``, normalised, and "index", shape ``(B,)``. Rows without a class (−1) are
       left out, and a row that several processes had counts once.
-    * or those in ``path``, one folder per class (an ImageFolder), transformed as the data module's
+    * or those in ``path``, one folder per class (hidden ones are none), transformed as the data module's
       ``evaluation_transform`` does. Each process encodes its share of them, in the Trainer's precision.
 
     Logged are open_clip's ``val/{name}-zeroshot-val-top1`` and, for more than five classes, ``…-top5``: the fraction of
@@ -255,17 +258,45 @@ def _read_names(class_names: list[str] | str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _image_folder(path: str, transform: Callable[[Tensor], Tensor]) -> Any:
-    """The data set of the folder's images, each with the position of its class."""
-    from torchvision.datasets import ImageFolder
+class _ImageFolder(Dataset[tuple[Tensor, int]]):
+    """Images of a folder with one folder for each class, with the position of their class.
 
+    Args:
+        folder: has the classes' folders, at least one.
+        transform: of an image, uint8, shape (3, H, W).
+    """
+
+    def __init__(self, folder: str, transform: Callable[[Tensor], Tensor]) -> None:
+        self.transform = transform
+        self.classes, others = class_folders(folder)
+        if empty := [name for name in others if not is_junk(name)]:
+            raise InputError(f"path {folder} must have one folder of images per class: {_ends(empty)} has no image")
+        self.samples: list[tuple[str, int]] = []
+        _, counts = images_in(folder)
+        for label, name in enumerate(self.classes):
+            images, more = images_under(os.path.join(folder, name))
+            self.samples += [(image, label) for image in images]
+            counts += more
+        if counts:
+            rank_zero_info(f"{len(self.samples):,} images to classify in {folder}; passed over: {passed_over(counts)}")
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path, label = self.samples[index]
+        return self.transform(_read_image(path)), label
+
+
+def _image_folder(path: str, transform: Callable[[Tensor], Tensor]) -> _ImageFolder:
+    """The data set of the folder's images."""
     folder = next((place for place in (path, elsewhere(path)) if os.path.isdir(place)), None)
     if folder is None:
         raise InputError(f"path {path} is not a folder; it must have one folder of images per class")
-    try:
-        return ImageFolder(folder, transform=transform, loader=_read_image)
-    except FileNotFoundError as error:
-        raise InputError(f"path {path} must have one folder of images per class: {first_line(error)}") from error
+    found = _ImageFolder(folder, transform)
+    if not found.classes:
+        raise InputError(f"path {path} must have one folder of images per class: it has none")
+    return found
 
 
 def _read_image(path: str) -> Tensor:

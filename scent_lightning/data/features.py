@@ -7,7 +7,6 @@ import mmap
 import os
 import pickle
 import re
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from scent_lightning.data.indexed import batch_loader, check_batch_size, evaluation_loader, place_in_run
 from scent_lightning.data.state import TrainedDataModule, fingerprint, sampled
 from scent_lightning.errors import InputError
+from scent_lightning.summary import rows_in_words
 
 __all__ = ["FeatureDataModule", "SyntheticFeatureDataModule"]
 
@@ -289,8 +289,9 @@ class FeatureDataModule(_FeatureDataModule):
         eval_batch_size: rows of a batch in validation, test and prediction.
         num_classes: number of classes K; None takes the largest label of all splits, plus 1.
         num_workers: loader processes; 0 loads in the training process.
-        val_split: the validation split's folder in ``path``; may be "test" or "train" as well.
-        test_split: the test split's folder in ``path``.
+        val_split: the validation split's folder in ``path``; may be "test" or "train" as well. One of another name
+            than "val" must be there.
+        test_split: the test split's folder in ``path``; one of another name than "test" must be there to be used.
 
     Raises:
         InputError: before training, in one sentence: a missing folder, split or file, one that cannot be read, a wrong
@@ -358,8 +359,8 @@ class FeatureDataModule(_FeatureDataModule):
             if "train" not in splits:
                 raise InputError(f"path needs a split {self._missing('train')}")
             check_batch_size(self.batch_size, len(splits["train"]))
-            if self.val_split != "val" and self.val_split not in splits:
-                warnings.warn(f"no validation: val_split {self._missing(self.val_split)}", stacklevel=2)
+            if self.val_split != "val":
+                self._existing("val_split")
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """Validation rows; an empty list, which Lightning skips, if there is no such split."""
@@ -380,7 +381,10 @@ class FeatureDataModule(_FeatureDataModule):
         folder = next((f for f in folders if any((f / f"features.{kind}").is_file() for kind in ("npy", "pt"))), None)
         if folder is None:
             splits = self._loaded()
-            return splits[next(name for name in (self.test_split, self.val_split, "train") if name in splits)]
+            for argument, usual in (("test_split", "test"), ("val_split", "val")):
+                if (name := getattr(self, argument)) in splits or name != usual:
+                    return self._existing(argument)
+            return splits["train"]
         split = _FileSplit(folder, labelled=any((folder / f"labels.{kind}").is_file() for kind in ("npy", "pt")))
         width = self._of_checkpoint.get("num_features", split.features.shape[1])
         if split.features.shape[1] != width:
@@ -404,6 +408,19 @@ class FeatureDataModule(_FeatureDataModule):
 
     def _has_train_split(self) -> bool:
         return (self.path / "train").is_dir()
+
+    def _summary(self) -> dict[str, str]:
+        splits = self._loaded()
+        said = {
+            "data": str(self.path),
+            "features": f"{self.num_features:,}, {splits['train'].features.dtype}",
+            "classes": f"{self.num_classes:,}" + (" (num_classes)" if self._given_classes else ""),
+            "training": rows_in_words(len(splits["train"])),
+        }
+        if self.val_split not in splits:
+            return said | {"validation": f"none, as there is no folder {self.val_split!r}"}
+        of_training = ", the training rows" if self.val_split == "train" else ""
+        return said | {"validation": f"{rows_in_words(len(splits[self.val_split]))} of {self.val_split!r}{of_training}"}
 
     def _learn(self) -> dict[str, Any]:
         return {"num_features": self.num_features, "num_classes": self.num_classes}
@@ -655,6 +672,15 @@ class SyntheticFeatureDataModule(_FeatureDataModule):
 
     def _train_split(self) -> _Split:
         return self._loaded()["train"]
+
+    def _summary(self) -> dict[str, str]:
+        return {
+            "data": f"synthetic, seed {self.seed}",
+            "features": f"{self.num_features:,}, noise {self.noise}",
+            "classes": f"{self.num_classes:,}, Zipf exponent {self.zipf_exponent}",
+            "training": rows_in_words(self.rows),
+            "validation": rows_in_words(self.val_rows),
+        }
 
     def _learn(self) -> dict[str, Any]:
         return {}

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from scent_lightning.data.augmentation import at_random
 from scent_lightning.data.features import _check_integer, _FeatureDataModule, _Split
+from scent_lightning.data.images import first_line
 from scent_lightning.data.indexed import batch_loader, check_batch_size, place_in_run, shuffle_seed
 from scent_lightning.data.pair_sources import (
     LOOKED_FOR,
@@ -26,7 +27,6 @@ from scent_lightning.data.pair_sources import (
     ShardPairs,
     TablePairs,
     elsewhere,
-    first_line,
     leads_outside,
     shard_list,
     some_of,
@@ -35,6 +35,7 @@ from scent_lightning.data.shapes import CLASSES, NUM_CAPTIONS, Shapes
 from scent_lightning.data.state import fingerprint
 from scent_lightning.errors import InputError
 from scent_lightning.optional import of_vision
+from scent_lightning.summary import listed, rows_in_words
 
 __all__ = ["ImageTextDataModule"]
 
@@ -242,8 +243,9 @@ class ImageTextDataModule(_FeatureDataModule):
     A pair without a caption or with an image that cannot be decoded is skipped, and its batch is smaller; a batch may
     be empty, of shapes (0, …). Of each split the first ones are named in a warning, and ``skipped`` has their number.
 
-    Images become RGB (dropping transparency) and are transformed as by ``open_clip.image_transform``: for training a
-    random part, resized, and else the short side resized and the centre taken; those of "shapes" stay as they are.
+    Images become RGB of 8 bits (dropping transparency, and scaling 16-bit grey) and are transformed as by
+    ``open_clip.image_transform``: for training a random part, resized, and else the short side resized and the centre
+    taken; those of "shapes" stay as they are.
 
     A pair may have a class, which the batches leave out: ``labels("val")`` has it by index, ``class_names`` what it is
     called. ``class_column`` says where it is; see the callback ``ZeroShotClassification``.
@@ -520,6 +522,21 @@ class ImageTextDataModule(_FeatureDataModule):
 
     def _train_split(self) -> _Split:
         return self._split("train")
+
+    def _summary(self) -> dict[str, str]:
+        said = {"data": f"{self.source}" + (f" {self.path}" if self.path else "")}
+        for name, split in (("training", "train"), ("validation", "val")):
+            if not self._has(split):
+                said[name] = "none"
+                continue
+            pairs = self._split(split)
+            skipped = pairs.skipped()
+            said[name] = rows_in_words(len(pairs)) + (f", {skipped:,} of them skipped" if skipped else "")
+        if self.split_column is not None:
+            said["training"] += f": {self.split_column} is {self.train_split!r}"
+        if self.class_column is not None:
+            said["classes"] = f"{len(self.class_names):,}, of column {self.class_column!r}: {listed(self.class_names)}"
+        return said
 
     # What a checkpoint holds
 

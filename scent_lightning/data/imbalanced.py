@@ -1,25 +1,31 @@
-"""Images or features of two groups of classes, with most of the positive training rows removed."""
+"""Images or features of two groups of classes, of which some of the positive training rows may be removed."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from scent_lightning.data.augmentation import at_random
 from scent_lightning.data.features import Batch, _check_integer, _FeatureDataModule, _FileSplit, _Split
+from scent_lightning.data.image_folder import class_folders, images_in, images_under, is_junk, passed_over
+from scent_lightning.data.images import UnreadableImageError, decode_image, first_line
 from scent_lightning.data.indexed import place_in_run, sampled_loader, shuffle_seed
 from scent_lightning.data.state import fingerprint, sampled
 from scent_lightning.data.stratified import StratifiedBatchSampler, check_class_size
 from scent_lightning.errors import InputError
+from scent_lightning.summary import listed, rows_in_words
 
 __all__ = ["ImbalancedImageDataModule"]
 
@@ -32,6 +38,18 @@ NORMALISATION = {
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "folder": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
+
+NUMBER = re.compile(r"\s*[+-]?\d+\s*")
+# Of two classes of these names, in whatever case, the first is positive without being told.
+OBVIOUS_NAMES = (
+    ("positive", "negative"),
+    ("pos", "neg"),
+    ("1", "0"),
+    ("1", "-1"),
+    ("true", "false"),
+    ("yes", "no"),
+    ("defect", "ok"),
+)
 
 
 # Where the rows of a split come from. Each source has all rows of the split, whatever their class.
@@ -88,15 +106,11 @@ class _FileImages:
 
     def read(self, row: int) -> Tensor:
         """The image as it is in the file: uint8 of shape (3, H, W)."""
-        from PIL import Image
-
-        path = self.paths[row]
+        path = str(self.paths[row])
         try:
-            with Image.open(path) as image:
-                pixels = np.array(image.convert("RGB"))
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise InputError(f"cannot read {path} as an image: {str(error).rstrip('.')}") from error
-        return torch.from_numpy(pixels).permute(2, 0, 1)
+            return decode_image(path)
+        except (FileNotFoundError, UnreadableImageError) as error:
+            raise InputError(f"cannot read {path} as an image: {first_line(error)}") from error
 
     def _one(self, row: int) -> Tensor:
         image = self.read(row)
@@ -243,43 +257,46 @@ class _ResizedCrop:
         return self.transform
 
 
-def _is_image(path: Path) -> bool:
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
-    return path.suffix.lower() in IMG_EXTENSIONS
-
-
-def _images_in(folder: Path) -> list[str]:
-    """Paths of the images in the folder itself, sorted."""
-    return sorted(str(path) for path in folder.iterdir() if _is_image(path))
-
-
-def _listed(names: Sequence[Any]) -> str:
-    shown = ", ".join(str(name) for name in names[:20])
-    return shown if len(names) <= 20 else f"{shown}, … ({len(names)} in all)"
+def _entries(classes: list[str | int], names: Container[Any]) -> list[str | int]:
+    """Classes one by one: of ``[yes, no]`` YAML makes no texts, and the command line hands on the whole as one."""
+    found: list[str | int] = []
+    for entry in classes:
+        if isinstance(entry, str) and entry not in names and len(entry) > 2 and entry[0] + entry[-1] == "[]":
+            found += [part.strip().strip("'\"") for part in entry[1:-1].split(",")]
+        else:
+            found.append(entry)
+    return found
 
 
 class ImbalancedImageDataModule(_FeatureDataModule):
-    """Images of two groups of classes, few of them positive, as whole batches ``(inputs, labels, index)``.
+    """Images of two groups of classes, positive and negative, as whole batches ``(inputs, labels, index)``.
 
     ``inputs`` is float32, images of shape ``(B, 3, H, W)`` or features of shape ``(B, D)``; ``labels`` int64 of shape
     ``(B,)``, 1 for the positive group; ``index`` int64 of shape ``(B,)``: the row's position in its split, after the
     removal. A training batch has ``positives_per_batch`` positive rows, then the negative ones; see
     :class:`~scent_lightning.data.StratifiedBatchSampler`. The other batches keep the order of the data.
 
+    ``positive_classes`` says which classes are positive. It may be left out for two classes whose names say so, in
+    whatever case: positive and negative, pos and neg, 1 and 0, 1 and −1, true and false, yes and no, defect and ok;
+    and for CIFAR, where the second half of the classes by number is positive, as published.
+
     The fraction ``removed_positives`` of the positive training rows is left out, at random; validation and test rows
-    stay as they are. This makes the data of "When AUC meets DRO" (Zhu et al., 2022) out of balanced ones.
+    stay as they are. 0.8 on CIFAR gives the data of "When AUC meets DRO" (Zhu et al., 2022).
 
     What is in ``path``, by ``dataset``:
 
     * "cifar10", "cifar100": the archive as torchvision unpacks it. The official test set is ``val`` and ``test``.
     * "folder": ``train/<class>/<image>``, and ``val`` and ``test`` like it. Without ``val``, ``test`` is validated on.
+      A folder that is hidden, a system's own (such as ``__MACOSX``) or without an image is no class. Images are files
+      that end in jpg, jpeg, jfif, jpe, png, apng, webp, gif, bmp, tif, tiff, ppm, pgm, pbm or pnm, in whatever case;
+      others, and those that begin with a dot, are passed over and counted.
     * "features": ``train/features.npy`` and ``train/labels.npy``, and ``val`` and ``test`` like it, as in
       :class:`~scent_lightning.data.FeatureDataModule`. Without ``val``, ``test`` is validated on.
 
-    Images are converted to RGB, divided by 255 and normalised. Training images are augmented: a crop of the image
-    padded with black by an eighth of its size, and a flip; with ``image_size``, a part of random size and shape,
-    resized, and a flip. Evaluation with ``image_size`` resizes the short side to 8/7 of it and takes the centre.
+    Images are converted to RGB of 8 bits (16-bit grey is scaled), divided by 255 and normalised. Training images are
+    augmented: a crop of the image padded with black by an eighth of its size, and a flip; with ``image_size``, a part
+    of random size and shape, resized, and a flip. Evaluation with ``image_size`` resizes the short side to 8/7 of it
+    and takes the centre.
 
     ``fit`` without a validation split trains without validation. ``predict`` goes over the folder ``predict``, or the
     images or features in ``path`` itself, or else the test split, the validation split or the training rows. It needs
@@ -294,11 +311,12 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         dataset: what is in ``path``; see above.
         batch_size: rows of a training batch, in each process.
         positives_per_batch: positive rows of a training batch, in each process; None takes half of ``batch_size``.
-        positive_classes: names or numbers of the positive classes; None takes the second half of the classes in order
-            of their number, or with ``negative_classes`` all others.
-        negative_classes: names or numbers of the negative classes; None takes all that are not positive. With both
-            given, rows of other classes are left out.
-        removed_positives: fraction of the positive training rows that is removed, in [0, 1).
+        positive_classes: names of the positive classes, or their positions in the order of the names, counted from 0.
+            A name goes before a position; where a class is called by a number, only names count. Of "features" the
+            labels. None takes with ``negative_classes`` all others, and else what is said above.
+        negative_classes: the negative classes, like ``positive_classes``; None takes all that are not positive. With
+            both given, rows of other classes are left out.
+        removed_positives: fraction of the positive training rows that is removed, in [0, 1); 0 keeps all.
         augment: augment training images.
         image_size: height and width of the images of a "folder" after resizing, in pixels; None takes them as they are,
             all of one size.
@@ -310,16 +328,16 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         in_memory: keep images once they are decoded, 3 · H · W bytes each, in each loader process. Training images
             that are augmented to ``image_size`` are always read again.
         seed: of the removal, at least 0; the shuffle has the seed of ``seed_everything``.
-        val_split: the validation split's folder in ``path``.
-        test_split: the test split's folder in ``path``.
+        val_split: the validation split's folder in ``path``; one of another name than "val" must be there.
+        test_split: the test split's folder in ``path``; one of another name than "test" must be there to be used.
         download: download CIFAR where it is not in ``path``.
         batches_per_epoch: training batches of an epoch; None takes as many rows as there are.
 
     Raises:
-        InputError: before training, in one sentence: an unknown data set or class, a class in both groups, a group
-            without rows (in which split) or with fewer than a batch needs, data that are not there or do not match, or
-            an argument out of range. When a batch is fetched: an image that cannot be read or has another size than
-            the first, or a feature that is NaN or infinite (which).
+        InputError: before training, in one sentence: an unknown data set or class, no word on which classes are
+            positive, a class in both groups, a group without rows (in which split) or with fewer than a batch needs,
+            data that are not there or do not match, or an argument out of range. When a batch is fetched: an image that
+            cannot be read or has another size than the first, or a feature that is NaN or infinite (which).
 
     Example:
         >>> import tempfile
@@ -327,9 +345,12 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         >>> (folder / "train").mkdir()
         >>> np.save(folder / "train" / "features.npy", np.ones((40, 4), dtype=np.float32))
         >>> np.save(folder / "train" / "labels.npy", np.arange(40) % 4)
-        >>> data = ImbalancedImageDataModule(str(folder), dataset="features", batch_size=8, positives_per_batch=2)
+        >>> data = ImbalancedImageDataModule(
+        ...     str(folder), "features", batch_size=8, positives_per_batch=2, positive_classes=[3],
+        ...     removed_positives=0.5,
+        ... )
         >>> data.num_positives, data.num_negatives, data.num_anchors
-        (4, 20, 24)
+        (5, 30, 35)
         >>> inputs, labels, index = next(iter(data.train_dataloader()))
         >>> inputs.shape, inputs.dtype, index.dtype
         (torch.Size([8, 4]), torch.float32, torch.int64)
@@ -345,7 +366,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         positives_per_batch: int | None = None,
         positive_classes: list[str | int] | None = None,
         negative_classes: list[str | int] | None = None,
-        removed_positives: float = 0.8,
+        removed_positives: float = 0.0,
         augment: bool = True,
         image_size: int | None = None,
         mean: list[float] | None = None,
@@ -388,6 +409,10 @@ class ImbalancedImageDataModule(_FeatureDataModule):
             if len(channels) != 3 or not all(least < value < math.inf for value in channels):
                 above = " above 0" if name == "std" else ""
                 raise InputError(f"{name} must be 3 finite numbers{above}, got {channels!r}")
+        if dataset in ("cifar10", "cifar100"):
+            for name, split, usual in (("val_split", val_split, "val"), ("test_split", test_split, "test")):
+                if split != usual:
+                    raise InputError(f"{name} is not for dataset {dataset!r}, which has one test set, got {split!r}")
         for name, classes in (("positive_classes", positive_classes), ("negative_classes", negative_classes)):
             if classes is not None and len(classes) == 0:
                 raise InputError(f"{name} must name at least one class, got an empty list")
@@ -411,6 +436,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         self._groups: tuple[list[Any], Array] | None = None
         self._sources: dict[str, _ArrayImages | _FileImages | _FileSplit] = {}
         self._splits: dict[str, _BinarySplit] = {}
+        self._removed_rows = 0  # of the positive training rows
 
     @property
     def num_features(self) -> int | None:
@@ -444,8 +470,8 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         """Find and check what the stage needs: classes, labels, files; images are read when they are fetched."""
         if stage == "fit":
             self._sampler()
-        elif not (self._of_checkpoint or self._has_train_split()):
-            return  # a checkpoint that is still to be loaded says what the classes are
+        elif not self._of_checkpoint and not (self._has_train_split() and self._says_groups()):
+            return  # a checkpoint that is still to be loaded says what the classes and their groups are
         if stage in ("fit", "validate"):
             name = self._evaluated("val")
             if name is not None:
@@ -491,7 +517,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
             return path / "predict"
         if self.dataset == "features":
             return path if any((path / f"features.{kind}").is_file() for kind in ("npy", "pt")) else None
-        return path if path.is_dir() and _images_in(path) else None
+        return path if path.is_dir() and images_in(path)[0] else None
 
     def _predicted(self, folder: Path) -> _BinarySplit:
         """All rows of a folder, without labels."""
@@ -503,9 +529,16 @@ class ImbalancedImageDataModule(_FeatureDataModule):
                     f"{source.path} has {source.features.shape[1]} features, the training rows had {width}"
                 )
             return _FeatureSplit(source, np.arange(len(source)), None)
-        paths = _images_in(folder) or sorted(str(path) for path in folder.glob("*/*") if _is_image(path))
+        paths, others = images_in(folder)
         if not paths:
-            raise InputError(f"{folder} has no image")
+            inside = [images_in(place) for place in folder.iterdir() if place.is_dir() and not is_junk(place.name)]
+            paths = sorted(path for found, _ in inside for path in found)
+            others += sum((counts for _, counts in inside), Counter())
+        said = f"; passed over: {passed_over(others)}" if others else ""
+        if not paths:
+            raise InputError(f"{folder} has no image{said}")
+        if others:
+            rank_zero_info(f"{len(paths):,} images to predict in {folder}{said}")
         images = _FileImages(paths, np.empty(0, dtype=np.int64), self.in_memory, self._resize())
         return _ImageSplit(images, np.arange(len(paths)), None, self._normalise())
 
@@ -528,6 +561,46 @@ class ImbalancedImageDataModule(_FeatureDataModule):
 
     def _has_train_split(self) -> bool:
         return self.dataset in ("cifar10", "cifar100") or (self._folder() / "train").is_dir()
+
+    def _says_groups(self) -> bool:
+        """Whether the arguments say which classes are positive, whatever the classes are called."""
+        given = self.positive_classes is not None or self.negative_classes is not None
+        return given or self.dataset in ("cifar10", "cifar100")
+
+    def _summary(self) -> dict[str, str]:
+        classes, groups = self._grouping()
+        counts = self._sizes("train")
+        removed = self._removed_rows
+        said = {"data": f"{self.dataset} in {self._folder()}"}
+        if self.num_features is not None:
+            said["features"] = f"{self.num_features:,}"
+        for kind, group in (("positive", 1), ("negative", 0), ("left out", -1)):
+            named = [name for name, of in zip(classes, groups, strict=True) if of == group]
+            if named:
+                said[f"{kind} classes"] = listed(named)
+        said["training"] = counts
+        if removed:
+            said["removed"] = (
+                f"{rows_in_words(removed)} of {removed + self.num_positives:,} positive training rows at random"
+            )
+        said["validation"] = self._validation_in_words()
+        return said
+
+    def _sizes(self, split: str) -> str:
+        labels = self._split(split, self.augment and split == "train").labels
+        positives = int(labels.sum())
+        return f"{rows_in_words(len(labels))}: {positives:,} positive, {len(labels) - positives:,} negative"
+
+    def _validation_in_words(self) -> str:
+        name = self._evaluated("val")
+        if name is None:
+            return f"none, as there is neither a folder {self.val_split!r} nor {self.test_split!r}"
+        counts = self._sizes(name)
+        if self.dataset in ("cifar10", "cifar100"):
+            return f"{counts}; the official test set"
+        if name != self.val_split:
+            return f"{counts}; of {name!r}, as there is no folder {self.val_split!r}"
+        return f"{counts}; of {name!r}" + (", the training rows" if name == "train" else "")
 
     # What a checkpoint holds
 
@@ -575,8 +648,15 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         """Name of the split to evaluate on; None if there is none."""
         if self.dataset in ("cifar10", "cifar100"):
             return "test"
-        names = (self.val_split, self.test_split) if kind == "val" else (self.test_split,)
-        return next((name for name in names if (self._folder() / name).is_dir()), None)
+        for argument, usual in (("val_split", "val"), ("test_split", "test")):
+            name: str = getattr(self, argument)
+            if kind == "test" and argument == "val_split":
+                continue
+            if (self._folder() / name).is_dir():
+                return name
+            if name != usual:  # asked for, perhaps misspelt: another split would be evaluated in its place
+                raise InputError(f"{argument} {self._missing(name)}")
+        return None
 
     def _test_split(self) -> _BinarySplit:
         name = self._evaluated("test")
@@ -588,7 +668,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         path = self._folder()
         there = sorted(folder.name for folder in path.iterdir() if folder.is_dir()) if path.is_dir() else []
         return f"{split!r}: missing split, there is no folder {path / split}; {path} has: " + (
-            _listed(there) or "no folder at all"
+            listed(there) or "no folder at all"
         )
 
     # Rows of each split
@@ -632,21 +712,31 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         return source
 
     def _images(self, split: str) -> _FileImages:
-        from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
-
-        folder = self._folder() / split
-        classes = self._folder_classes(split)
-        expected, found = set(self._classes()), set(classes)
-        if expected != found:
-            raise InputError(
-                f"classes of the splits differ: 'train' and {split!r} do not share {_listed(sorted(expected ^ found))}"
-            )
-        numbers = {name: number for number, name in enumerate(classes)}
-        samples = make_dataset(str(folder), numbers, IMG_EXTENSIONS, allow_empty=True)
-        if not samples:
+        folder, classes = self._folder() / split, self._classes()
+        found, others = class_folders(folder)
+        if not found and not others:
+            raise InputError(f"split {split!r} has no class: {folder} needs a folder of images for each class")
+        absent = [name for name in classes if name not in {*found, *others} and not is_junk(name)]
+        differing = sorted({*found} - {*classes} | {*absent})
+        if differing:
+            raise InputError(f"classes of the splits differ: 'train' and {split!r} do not share {listed(differing)}")
+        paths: list[str] = []
+        labels: list[int] = []
+        stray, counts = images_in(folder)
+        counts.update({"in no folder of a class": len(stray)} if stray else {})
+        for label, name in enumerate(classes):
+            if name in found:
+                images, more = images_under(folder / name)
+                paths += images
+                labels += [label] * len(images)
+                counts += more
+        if not paths:
             raise InputError(f"split {split!r} has no image: {folder} needs a folder of images for each class")
-        labels = np.array([label for _, label in samples], dtype=np.int64)
-        return _FileImages([path for path, _ in samples], labels, self.in_memory, self._resize())
+        if counts:
+            self._note(f"in {split!r} {passed_over(counts)}")
+        if others:
+            self._note(f"in {split!r} folders that are hidden or without an image ({listed(others)})")
+        return _FileImages(paths, np.array(labels, dtype=np.int64), self.in_memory, self._resize())
 
     def _resize(self) -> Transform | None:
         """Brings an image to evaluate to ``image_size``, if that is given."""
@@ -658,11 +748,12 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         resize: Transform = v2.Compose([v2.Resize(size, antialias=True), v2.CenterCrop(self.image_size)])
         return resize
 
-    def _folder_classes(self, split: str) -> list[str]:
-        folder = self._folder() / split
-        classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    def _folder_classes(self) -> list[str]:
+        folder = self._folder() / "train"
+        classes, others = class_folders(folder)
         if not classes:
-            raise InputError(f"split {split!r} has no class: {folder} needs a folder of images for each class")
+            lacks = "image" if others else "class"
+            raise InputError(f"split 'train' has no {lacks}: {folder} needs a folder of images for each class")
         return classes
 
     # Which classes are positive
@@ -682,7 +773,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
             if self.dataset == "folder":
                 if not (self._folder() / "train").is_dir():
                     self._source("train")  # says what is missing
-                classes = self._folder_classes("train")
+                classes = self._folder_classes()
             elif self.dataset == "features":
                 source = self._source("train")
                 classes = np.unique(source.labels).tolist()
@@ -698,11 +789,11 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         if both:
             raise InputError(
                 f"positive_classes and negative_classes must not share a class, both have "
-                f"{_listed([classes[number] for number in both])}"
+                f"{listed([classes[number] for number in both])}"
             )
         groups = np.full(len(classes), -1, dtype=np.int64)
         if positive is None and negative is None:
-            positive = list(range(len(classes) // 2, len(classes)))
+            positive = self._obvious_positives(classes)
         if positive is None:
             groups[:] = 1
         elif negative is None:
@@ -711,6 +802,20 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         groups[negative or []] = 0
         return groups
 
+    def _obvious_positives(self, classes: list[Any]) -> list[int]:
+        """Positions in ``classes`` of the positive ones where no argument says so."""
+        if self.dataset in ("cifar10", "cifar100"):
+            return list(range(len(classes) // 2, len(classes)))
+        names = [str(name).casefold() for name in classes]
+        for positive, negative in OBVIOUS_NAMES:
+            if sorted(names) == sorted((positive, negative)):
+                return [names.index(positive)]
+        pairs = ", ".join(f"{positive} and {negative}" for positive, negative in OBVIOUS_NAMES)
+        raise InputError(
+            f"positive_classes must say which classes of {self._folder()} are positive: {listed(classes)} (only two "
+            f"classes called {pairs} need no word)"
+        )
+
     def _numbers(self, argument: str, classes: list[Any]) -> list[int] | None:
         """Positions in ``classes`` of those that ``argument`` names."""
         chosen: list[str | int] | None = getattr(self, argument)
@@ -718,20 +823,35 @@ class ImbalancedImageDataModule(_FeatureDataModule):
             return None
         numbers = []
         names = {name: number for number, name in enumerate(classes)}
-        for entry in chosen:
-            number = names.get(entry)
-            if number is None:
-                # From the command line a number may come as text; a folder may be named by one.
-                value = int(entry) if isinstance(entry, str) and entry.isascii() and entry.isdigit() else entry
-                if self.dataset == "features":
-                    number = names.get(value)
-                elif isinstance(value, int) and 0 <= value < len(classes):
+        by_position = self.dataset != "features" and not any(NUMBER.fullmatch(str(name)) for name in classes)
+        for entry in _entries(chosen, names):
+            # From the command line a number may come as text, and a name as a number.
+            value = int(entry) if isinstance(entry, str) and entry.isascii() and entry.isdigit() else entry
+            number = None
+            if not isinstance(entry, bool):
+                named = [names[name] for name in (entry, str(entry), value) if name in names]
+                number = named[0] if named else None
+                if number is None and by_position and isinstance(value, int) and 0 <= value < len(classes):
                     number = value
             if number is None:
-                known = "numbers" if self.dataset == "features" else f"numbers 0 to {len(classes) - 1}, or names"
-                raise InputError(f"{argument} has an unknown class {entry!r}; known are {known}: {_listed(classes)}")
+                raise InputError(
+                    f"{argument} has an unknown class {entry!r}; {self._known_classes(classes, by_position)}"
+                )
             numbers.append(number)
         return numbers
+
+    def _known_classes(self, classes: list[Any], by_position: bool) -> str:
+        if self.dataset == "features":
+            return f"known are numbers: {listed(classes)}"
+        if by_position:
+            known = f"known are numbers 0 to {len(classes) - 1}, or names: {listed(classes)}"
+        else:
+            known = (
+                "as classes are called by numbers here, they must be named, in quotes where a name begins with 0: "
+                f"{listed(classes)}"
+            )
+        others = class_folders(self._folder() / "train")[1] if self.dataset == "folder" else []
+        return f"{known} (no classes, as they are hidden or without an image: {listed(others)})" if others else known
 
     def _binary(self, split: str) -> tuple[Array, Array]:
         """Rows of the split's source, shape (n,), ascending, and their labels 0 or 1, shape (n,)."""
@@ -745,7 +865,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
                 row = int(unknown.argmax())
                 raise InputError(
                     f"labels of split {split!r} must be among those of 'train', which say what is positive: got "
-                    f"{numbers[row]} in row {row} (counted from 0), known are: {_listed(classes)}"
+                    f"{numbers[row]} in row {row} (counted from 0), known are: {listed(classes)}"
                 )
             labels = np.where(unknown, -1, groups[positions])
         else:
@@ -755,7 +875,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         for label, kind in ((1, "positive"), (0, "negative")):
             if not (labels == label).any():
                 named = [name for name, group in zip(classes, groups, strict=True) if group == label]
-                raise InputError(f"split {split!r} has no {kind} row; {kind} classes: {_listed(named) or 'none'}")
+                raise InputError(f"split {split!r} has no {kind} row; {kind} classes: {listed(named) or 'none'}")
         if split == "train":
             positive = np.flatnonzero(labels == 1)
             count = round(self.removed_positives * len(positive))
@@ -766,6 +886,7 @@ class ImbalancedImageDataModule(_FeatureDataModule):
             kept = np.ones(len(rows), dtype=bool)
             kept[np.random.default_rng(self.seed).permutation(positive)[:count]] = False
             rows, labels = rows[kept], labels[kept]
+            self._removed_rows = count
         return rows, labels
 
     def _split(self, name: str, augment: bool = False) -> _BinarySplit:

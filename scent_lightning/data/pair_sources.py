@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
+from scent_lightning.data.images import UnreadableImageError, decode_image, first_line
 from scent_lightning.data.state import fingerprint, sampled
 from scent_lightning.errors import InputError
 from scent_lightning.optional import of_vision
 
 Array = npt.NDArray[Any]
 
-# Formats that Pillow decodes by itself: for others, such as EPS, it runs a program on the file.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 SHARD_IMAGES = ("jpg", "jpeg", "png", "webp")
 SHARD_MEMBER = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)")  # webdataset's rule: the key ends at the first dot of the name
 NAMED = 5
@@ -36,11 +36,6 @@ def some_of(values: Sequence[Any]) -> str:
     """The first few, and how many there are."""
     shown = ", ".join(str(value) for value in values[:NAMED])
     return shown if len(values) <= NAMED else f"{shown}, … ({len(values)} in all)"
-
-
-def first_line(error: Exception) -> str:
-    """The first line of another library's message."""
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def leads_outside(path: str) -> bool:
@@ -87,18 +82,12 @@ class BadPairError(Exception):
 
 def decode(file: str | io.BytesIO, name: str) -> Tensor:
     """The image in ``file`` as RGB: uint8, shape (3, H, W); raises BadPairError if there is none."""
-    from PIL import Image
-
-    Image.init()  # once; else the formats have no decoder before others were tried
     try:
-        with Image.open(file, formats=FORMATS) as image:
-            pixels = np.array(image.convert("RGB"))
-    except Exception as error:  # what a decoder raises on corrupt bytes depends on the format
-        if isinstance(error, FileNotFoundError):
-            raise BadPairError(f"{name} does not exist") from error
-        reason = first_line(error) if isinstance(file, str) else "no image can be decoded from it"
-        raise BadPairError(f"cannot read {name} as an image: {reason}") from error
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+        return decode_image(file)
+    except FileNotFoundError as error:
+        raise BadPairError(f"{name} does not exist") from error
+    except UnreadableImageError as error:
+        raise BadPairError(f"cannot read {name} as an image: {error}") from error
 
 
 # Sources. Row i of a source is always the same pair, whatever becomes of the others.
@@ -313,14 +302,26 @@ def shard_list(argument: str, path: str) -> tuple[list[str], list[int] | None]:
     if path.lower().endswith(".json"):
         return _json_index(argument, path)
     for place in (path, elsewhere(path)):
-        paths = [os.path.join(place, "*.tar")] if os.path.isdir(place) else list(_braces(place))
-        found = [file for pattern in paths for file in _expand(pattern)]
+        if os.path.isdir(place):
+            found = _tars_in(place)
+        else:
+            found = [file for pattern in _braces(place) for file in _expand(pattern)]
         missing = [file for file in found if not os.path.isfile(file)]
         if found and len(missing) < len(found):
             if missing:
                 raise InputError(f"{argument} {path} has shards that are not there: {some_of(missing)}")
             return found, None
     raise InputError(f"{argument} {path} names no tar file that is there")
+
+
+def _tars_in(folder: str) -> list[str]:
+    """Paths of the tar files in a folder, sorted, in whatever case they end; says how many other files there are."""
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+    tars = [name for name in names if name.lower().endswith(".tar") and not name.startswith(".")]
+    if tars and len(tars) < len(names):
+        others = [name for name in names if name not in set(tars)]
+        rank_zero_info(f"{len(tars):,} shards in {folder}; passed over, as they do not end in .tar: {some_of(others)}")
+    return [os.path.join(folder, name) for name in tars]
 
 
 def _braces(pattern: str) -> Iterator[str]:

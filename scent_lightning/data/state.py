@@ -1,4 +1,4 @@
-"""What a checkpoint holds of the data: what was learned from the training rows, and a fingerprint of them."""
+"""What a checkpoint holds of the data (what was learned from the training rows, a fingerprint), and their summary."""
 
 from __future__ import annotations
 
@@ -49,10 +49,28 @@ class TrainedDataModule(L.LightningDataModule):
         self._of_checkpoint: dict[str, Any] = {}  # what a checkpoint has told
         self._own: dict[str, Any] | None = None
         self._to_compare: dict[str, Any] | None = None
+        self._notes: dict[str, None] = {}
 
     @property
     def num_anchors(self) -> int:
         """Number of training rows."""
+        raise NotImplementedError
+
+    def data_summary(self) -> dict[str, str]:
+        """What was read for a fit, as words by name; a task with dual variables shows it at the start of the fit.
+
+        Returns:
+            Such as ``{"training": "442 rows", "passed over": "…"}``.
+        """
+        passed_over = {"passed over": "; ".join(self._notes)} if self._notes else {}
+        return {**self._summary(), **passed_over}
+
+    def _note(self, sentence: str) -> None:
+        """Have ``data_summary`` say, once, what was left out or changed while reading, and why."""
+        self._notes[sentence] = None
+
+    def _summary(self) -> dict[str, str]:
+        """What was read, as words by name, but for what :meth:`_note` was told."""
         raise NotImplementedError
 
     def _learn(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from scent_lightning.data.indexed import (
 )
 from scent_lightning.data.state import TrainedDataModule, fingerprint
 from scent_lightning.errors import InputError
+from scent_lightning.summary import listed, rows_in_words
 
 __all__ = ["TabularRegressionDataModule"]
 
@@ -232,6 +233,22 @@ class TabularRegressionDataModule(TrainedDataModule):
 
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
         return evaluation_loader(self._split(split), EVALUATION_BATCH, self.trainer, self.num_workers)
+
+    def _summary(self) -> dict[str, str]:
+        columns, _, _ = self._table()
+        said = {
+            "data": self.dataset,
+            "features": f"{len(columns):,}{', standardized' if self._scales() else ''}: {listed(columns)}",
+        }
+        if self.target is not None:
+            said["target"] = self.target
+        said["training"] = rows_in_words(len(self._rows("train")))
+        for name, split in (("validation", "val"), ("test", "test")):
+            fraction = getattr(self, f"{split}_fraction")
+            said[name] = (
+                rows_in_words(len(self._rows(split))) if fraction else f"the training rows, as {split}_fraction is 0"
+            )
+        return said
 
     # What a checkpoint holds
 

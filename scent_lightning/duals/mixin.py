@@ -27,6 +27,7 @@ from scent_lightning.functional import Exponentials
 from scent_lightning.importing import named_by_checkpoint, without_imports_of
 from scent_lightning.progress import ProgressLR, check_progress, run_progress
 from scent_lightning.random_state import random_state, restore_random_state
+from scent_lightning.summary import announce
 
 __all__ = ["DualVariableMixin"]
 
@@ -42,7 +43,8 @@ class DualVariableMixin(L.LightningModule):
     yields the dataset index of every row. Taken care of here: the progress of the run for scheduled step sizes, float32
     whatever the trainer's precision, the state dict, the exchange between processes, reading without writing outside
     training, and hyperparameters that hold a dual update as plain data. A checkpoint also holds the random states of
-    every process, and a run that is resumed from it continues with them.
+    every process, and a run that is resumed from it continues with them. At the start of a fit the number of anchors is
+    said, and what the data module has read: what its method ``data_summary``, if it has one, returns as words by name.
 
     Attributes:
         duals: maps the name of each dual to its :class:`DualVariable`.
@@ -353,7 +355,10 @@ class DualVariableMixin(L.LightningModule):
             self._set_epoch((run_progress(trainer) or 0.0) / epochs)
 
     def on_fit_start(self) -> None:
-        """Stop before training on a table that belongs to another training set, or start it anew if that is wanted."""
+        """Stop before training on a table that belongs to another training set, or start it anew if that is wanted.
+
+        Then say what the data module has read, see :func:`scent_lightning.summary.announce`.
+        """
         super().on_fit_start()
         for variable in self.duals.values():
             cast(DualVariable, variable).check_trainable()
@@ -362,6 +367,9 @@ class DualVariableMixin(L.LightningModule):
             check_change(change, self.if_changed_data)
             if self.if_changed_data == "reset":
                 self.reset_duals()
+        announce(
+            self.trainer, {name: cast(DualVariable, variable).num_anchors for name, variable in self.duals.items()}
+        )
 
     def to_torchscript(
         self, file_path: Any = None, method: str | None = "script", example_inputs: Any = None, **kwargs: Any

@@ -16,6 +16,7 @@ from sklearn.metrics import balanced_accuracy_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scent_lightning.callbacks import ZeroShotClassification
+from scent_lightning.callbacks.zero_shot_classification import _image_folder
 from scent_lightning.data import ImageTextDataModule
 from scent_lightning.duals import BSGD
 from scent_lightning.errors import InputError
@@ -336,17 +337,36 @@ def one_class(folder):
     (folder / "only" / "a.png").touch()
 
 
+def junk(folder):
+    one_class(folder)
+    (folder / ".ipynb_checkpoints").mkdir()
+    (folder / "__MACOSX" / "only").mkdir(parents=True)
+    (folder / "__MACOSX" / "only" / "._a.png").touch()
+
+
 def empty_class(folder):
     one_class(folder)
     (folder / "none").mkdir()
+
+
+def test_files_that_are_not_classified_are_counted(tmp_path, caplog):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for file in ("0.png", "1.JFIF", "._0.png", "2.heic"):
+            (tmp_path / name / file).touch()
+    with caplog.at_level("INFO"):
+        found = _image_folder(str(tmp_path), lambda image: image)
+    assert (found.classes, len(found)) == (["a", "b"], 4)
+    assert f"4 images to classify in {tmp_path}; passed over: 4 files (2 .heic, 2 hidden)" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("make", "arguments", "message"),
     [
         (None, {"path": "nowhere"}, "path nowhere is not a folder; it must have one folder of images per class"),
-        (lambda folder: None, {}, "path .* must have one folder of images per class: Couldn't find any class folder"),
-        (empty_class, {}, "path .* must have one folder of images per class: Found no valid file for the classes none"),
+        (lambda folder: None, {}, "path .* must have one folder of images per class: it has none"),
+        (empty_class, {}, "path .* must have one folder of images per class: none has no image"),
+        (junk, {}, "needs at least two classes, got 'only' alone"),
         (one_class, {}, "needs at least two classes, got 'only' alone"),
         (write_folder, {"class_names": ["a", "b"]}, r"there are classes, 7 \(black, blue green, …, white\), got 2 \(a"),
         (write_folder, {"class_names": "imagenet"}, r"as many as there are classes, 7 .*, got 1000 \(tench, goldfish"),

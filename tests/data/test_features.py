@@ -221,13 +221,16 @@ def test_splits_of_other_names(tmp_path):
     data.setup("validate")
     assert len(rows_of(data.val_dataloader())[2]) == 7
     assert rows_of(data.test_dataloader())[2].tolist() == list(range(23))
-    data = module(tmp_path, val_split="valid")
-    with pytest.warns(UserWarning, match="no validation: val_split 'valid': missing split, .* has: dev, test, train"):
-        data.setup("fit")
-    assert data.val_dataloader() == []
-    for stage, arguments in (("validate", {"val_split": "valid"}), ("test", {"test_split": "tset"})):
+    misspelt = (
+        ("fit", {"val_split": "valid"}),
+        ("validate", {"val_split": "valid"}),
+        ("test", {"test_split": "tset"}),
+    )
+    for stage, arguments in misspelt:
         with pytest.raises(InputError, match=r"missing split, there is no folder .*(valid|tset); .* dev, test, train"):
             module(tmp_path, **arguments).setup(stage)
+    with pytest.raises(InputError, match=r"test_split 'tset': missing split"):
+        module(tmp_path, test_split="tset").predict_dataloader()
 
 
 @pytest.mark.parametrize("suffix", ["npy", "pt"])

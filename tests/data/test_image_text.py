@@ -417,6 +417,20 @@ def test_shards(tmp_path, how, workers):
     assert data.skipped == {"train": 0, "val": 0}
 
 
+def test_shards_of_a_folder(tmp_path, caplog):
+    """In whatever case they end, and whatever the folder is called; other files are named."""
+    folder = tmp_path / "of [1] June"
+    write_shards(folder)
+    (folder / "002.tar").rename(folder / "002.TAR")
+    write_shard(folder / "._000.tar", {"a": members(7)})
+    for name in ("003.tar.gz", "000.parquet"):
+        (folder / name).touch()
+    with caplog.at_level("INFO"):
+        data = module(folder, source="webdataset")
+        assert data.captions("train") == [f"picture {number}" for number in range(12)]
+    assert "passed over, as they do not end in .tar: ._000.tar, 000.parquet, 003.tar.gz" in caplog.text
+
+
 def test_an_index_opens_shards_when_they_are_read(tmp_path):
     write_shards(tmp_path, (5, 7))
     shards = [{"url": "000.tar", "nsamples": 5}, {"url": "001.tar", "nsamples": 8}]

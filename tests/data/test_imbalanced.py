@@ -1,5 +1,7 @@
 """Imbalanced images and features: which rows, pixels and labels; augmentation, caching, loaders, every bad input."""
 
+import errno
+import os
 import pickle
 import re
 import shutil
@@ -47,7 +49,10 @@ def write_features(folder, labels=None, splits=("train", "val", "test")):
 
 
 def module(folder, **arguments):
-    return ImbalancedImageDataModule(str(folder), **{"batch_size": 6, "eval_batch_size": 7, **arguments})
+    """The last two of the four classes are positive, and most of their training rows removed, unless told otherwise."""
+    positive = [2, 3] if arguments.get("dataset") == "features" else ["cat", "dog"]
+    usual = {"batch_size": 6, "eval_batch_size": 7, "positive_classes": positive, "removed_positives": 0.8}
+    return ImbalancedImageDataModule(str(folder), **{**usual, **arguments})
 
 
 def rows_of(loader):
@@ -110,11 +115,10 @@ def test_removal(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "groups"),
     [
-        ({}, [0, 0, 1, 1]),
         ({"positive_classes": ["bee"]}, [0, 1, 0, 0]),
         ({"positive_classes": [3, "ant"]}, [1, 0, 0, 1]),
         ({"positive_classes": ["3", "0"]}, [1, 0, 0, 1]),
-        ({"negative_classes": ["bee", 2]}, [1, 0, 0, 1]),
+        ({"positive_classes": None, "negative_classes": ["bee", 2]}, [1, 0, 0, 1]),
         ({"positive_classes": ["ant"], "negative_classes": ["dog"]}, [1, None, None, 0]),
     ],
 )
@@ -125,7 +129,7 @@ def test_groups(tmp_path, dataset, arguments, groups):
     else:
         write_features(tmp_path)
         known = {name: number for number, name in enumerate(CLASSES)}
-        arguments = {key: [known.get(entry, entry) for entry in value] for key, value in arguments.items()}
+        arguments = {key: value and [known.get(entry, entry) for entry in value] for key, value in arguments.items()}
     data = module(tmp_path, dataset=dataset, removed_positives=0.0, **arguments)
     for split, loader in (("train", data.train_eval_dataloader()), ("val", data.val_dataloader())):
         numbers = np.arange(4 * COUNTS[split]) % 4 if dataset == "features" else np.repeat(range(4), COUNTS[split])
@@ -135,15 +139,217 @@ def test_groups(tmp_path, dataset, arguments, groups):
         assert index.tolist() == list(range(len(expected)))
 
 
-def test_a_class_named_by_a_number(tmp_path):
-    data = module(write_images(tmp_path, classes=("1", "2", "3", "4")), positive_classes=["1"])
-    assert data._grouping()[1].tolist() == [1, 0, 0, 0]
-    assert module(tmp_path, positive_classes=[1])._grouping()[1].tolist() == [0, 1, 0, 0]
+@pytest.mark.parametrize(
+    ("classes", "positive", "chosen"),
+    [
+        (("1", "2", "3", "4"), ["1"], ["1"]),
+        (("1", "2", "3", "4"), [1], ["1"]),
+        (("1", "2", "3"), [2], ["2"]),
+        (("10", "9"), [9], ["9"]),
+        (("-1", "0", "1"), [-1, 1], ["-1", "1"]),
+        (("2", "bee", "cat"), ["cat", 2], ["2", "cat"]),
+        (("007", "8"), ["007"], ["007"]),
+        (("a", "no", "yes"), ["[yes, no]"], ["no", "yes"]),  # as the command line has [yes, no]
+        (("1.0", "2.0"), ["[2.0]"], ["2.0"]),
+        (("[a, b]", "a"), ["[a, b]"], ["[a, b]"]),
+        (("a", "b", "c"), [2, "0"], ["a", "c"]),
+    ],
+)
+def test_a_name_goes_before_a_position(tmp_path, classes, positive, chosen):
+    data = module(write_images(tmp_path, ["train"], classes=classes), positive_classes=positive)
+    found, groups = data._grouping()
+    assert [name for name, group in zip(found, groups, strict=True) if group == 1] == chosen
 
 
-def test_an_odd_number_of_classes(tmp_path):
-    data = module(write_features(tmp_path, np.arange(30) % 3), dataset="features")
-    assert data._grouping()[1].tolist() == [0, 1, 1]
+@pytest.mark.parametrize(
+    ("classes", "positive"),
+    [
+        (("1", "2", "3"), 0),  # a position, where other numbers are names
+        (("1", "2", "3"), "0"),
+        (("07", "08"), 7),  # [07] is 7 in YAML, and [010] is 8
+        (("5", "ant", "bee"), 1),
+        (("no", "yes", "zoo"), True),  # not position 1
+    ],
+)
+def test_what_may_be_a_name_or_a_position_is_refused(tmp_path, classes, positive):
+    write_images(tmp_path, ["train"], classes=classes)
+    with pytest.raises(InputError, match=f"positive_classes has an unknown class {positive!r}; .*{', '.join(classes)}"):
+        module(tmp_path, positive_classes=[positive])._grouping()
+
+
+# Folders as systems and programs leave them
+
+JUNK = (".ipynb_checkpoints", "__MACOSX", ".git", "@eaDir", "__pycache__", "$RECYCLE.BIN", "System Volume Information")
+
+
+@pytest.mark.parametrize("splits", [["train"], ["val"], ["train", "val", "test"]])
+def test_folders_that_are_no_classes(tmp_path, splits):
+    """They move no position, whichever split they are in."""
+    write_images(tmp_path)
+    for split in splits:
+        for name in (*JUNK, "a empty", "aa notes", "zz deep/empty"):
+            (tmp_path / split / name).mkdir(parents=True)
+        for name in ("__MACOSX", ".ipynb_checkpoints"):
+            Image.fromarray(pixels("val", 0, 0)).save(tmp_path / split / name / "0.png")
+        (tmp_path / split / "aa notes" / "._0.png").touch()
+        (tmp_path / split / "aa notes" / "read me.txt").touch()
+    data = module(tmp_path, positive_classes=[2, 3], removed_positives=0.0)
+    data.setup("fit")
+    assert data._grouping()[0] == list(CLASSES)
+    for split, loader in (("train", data.train_eval_dataloader()), ("val", data.val_dataloader())):
+        inputs, labels, _ = rows_of(loader)
+        torch.testing.assert_close(inputs, normalised(all_pixels(split)))
+        assert labels.tolist() == [0] * 2 * COUNTS[split] + [1] * 2 * COUNTS[split]
+    none = ", ".join(sorted([*JUNK, "a empty", "aa notes", "zz deep"]))
+    said = f"in {splits[0]!r} folders that are hidden or without an image ({none})"
+    assert said in data.data_summary()["passed over"]
+
+
+def test_a_class_that_cannot_be_looked_into_is_no_empty_one(tmp_path, monkeypatch):
+    write_images(tmp_path)
+    scandir = os.scandir
+
+    def denied(path):
+        if str(path).endswith("cat"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(InputError, match=r"cannot look into folder .*cat: Permission denied"):
+        module(tmp_path).setup("fit")
+
+
+def test_a_class_without_rows_to_evaluate_on(tmp_path):
+    """Its folder is empty, which is not another set of classes."""
+    data = module(write_images(tmp_path), removed_positives=0.0)
+    empty("val/ant")(tmp_path)
+    assert rows_of(data.val_dataloader())[1].tolist() == [0] * 3 + [1] * 6
+
+
+def test_classes_of_an_older_checkpoint(tmp_path):
+    """In which hidden and empty folders had become classes; they have no rows now, and the others keep their group."""
+    state = module(write_images(tmp_path)).state_dict()
+    groups = torch.tensor([0, 0, 1, 0, 1, 1, 1])
+    state |= {"classes": [".ipynb_checkpoints", "__MACOSX", "ant", "bee", "cat", "dog", "empty"], "groups": groups}
+    (tmp_path / "test" / "empty").mkdir()
+    data = module(tmp_path)
+    data.load_state_dict(state)
+    assert rows_of(data.test_dataloader())[1].tolist() == [1] * 4 + [0] * 4 + [1] * 8
+
+
+def test_which_files_are_images(tmp_path):
+    """Their ending says so, in whatever case; the rest is counted, in folders within a class as well."""
+    write_images(tmp_path, ["train", "test"])
+    ant = tmp_path / "train" / "ant"
+    for name in ("b.JPG", "c.jfif", "d.GIF", "e.TIFF", "f.webp", "g.Bmp", "h.jpe", "deep/i.pgm", "deep/J.PNG"):
+        (ant / "deep").mkdir(exist_ok=True)
+        form = {"jfif": "JPEG", "jpe": "JPEG", "jpg": "JPEG", "pgm": "PPM", "tiff": "TIFF"}
+        image = Image.fromarray(np.full((8, 8, 3), 7, np.uint8))
+        image.save(ant / name, format=form.get(name.split(".")[1].lower()))
+    for name in ("._000.png", ".DS_Store", "x.heic", "y.HEIC", "z.avif", "Thumbs.db", "LICENSE", "deep/._i.png"):
+        (ant / name).write_bytes(b"no image")
+    (ant / ".ipynb_checkpoints").mkdir()
+    Image.fromarray(pixels("val", 0, 0)).save(ant / ".ipynb_checkpoints" / "000-checkpoint.png")
+    Image.fromarray(pixels("val", 0, 0)).save(tmp_path / "train" / "stray.png")
+    data = module(tmp_path, removed_positives=0.0)
+    inputs, _, _ = rows_of(data.train_eval_dataloader())
+    torch.testing.assert_close(inputs[:20], normalised(all_pixels("train"))[:20])
+    torch.testing.assert_close(inputs[29:], normalised(all_pixels("train"))[20:])
+    shade = normalised(np.full((9, 8, 8, 3), 7))
+    torch.testing.assert_close(inputs[20:29], shade, atol=0.03, rtol=0)
+    assert data.data_summary()["passed over"] == (
+        "in 'train' 9 files (3 hidden, 2 .heic, 1 .avif, 1 .db, 1 in no folder of a class, 1 without ending)"
+    )
+
+
+@pytest.mark.parametrize("place", [".", "predict", "predict/some folder"])
+def test_files_that_are_not_predicted_are_counted(tmp_path, place, caplog):
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    for name in ("b.png", "A.PNG", "c.jfif"):
+        Image.fromarray(pixels("val", 0, 0)).save(tmp_path / place / name, format="PNG")
+    for name in ("._b.png", "d.heic", "e.svg"):
+        (tmp_path / place / name).touch()
+    if place == "predict/some folder":
+        (tmp_path / "predict" / "__MACOSX").mkdir()
+        Image.fromarray(pixels("val", 0, 0)).save(tmp_path / "predict" / "__MACOSX" / "b.png")
+    with caplog.at_level("INFO"):
+        loader = module(tmp_path).predict_dataloader()
+    assert next(iter(loader))[0].shape == (3, 3, 8, 8)
+    assert "passed over: 3 files (1 .heic, 1 .svg, 1 hidden)" in caplog.text
+
+
+OBVIOUS = [
+    ("negative", "positive"),
+    ("Neg", "Pos"),
+    ("0", "1"),
+    ("-1", "1"),
+    ("False", "True"),
+    ("no", "YES"),
+    ("ok", "defect"),
+]
+
+
+@pytest.mark.parametrize(("negative", "positive"), OBVIOUS)
+def test_two_classes_of_obvious_names(tmp_path, negative, positive):
+    """Only these need no word on which is positive; and no positive row is removed unless that is asked for."""
+    write_images(tmp_path, classes=(negative, positive))
+    data = ImbalancedImageDataModule(str(tmp_path), batch_size=6)
+    data.setup("fit")
+    assert dict(zip(*data._grouping(), strict=True)) == {negative: 0, positive: 1}
+    assert (data.num_positives, data.num_negatives) == (20, 20)
+    told = ImbalancedImageDataModule(str(tmp_path), batch_size=6, positive_classes=[negative])
+    assert dict(zip(*told._grouping(), strict=True)) == {negative: 1, positive: 0}
+
+
+@pytest.mark.parametrize("labels", [[0, 1], [-1, 1]])
+def test_two_labels_of_obvious_values(tmp_path, labels):
+    write_features(tmp_path, np.array(labels)[np.arange(40) % 2])
+    data = ImbalancedImageDataModule(str(tmp_path), "features", batch_size=6)
+    assert data._grouping()[0] == labels
+    assert data._grouping()[1].tolist() == [0, 1]
+    assert (data.num_positives, data.num_negatives) == (20, 20)
+
+
+@pytest.mark.parametrize("names", [("ok", "scratch"), ("a", "b"), ("neg", "other", "pos"), ("negative", "pos")])
+def test_other_classes_need_a_word_on_which_are_positive(tmp_path, names):
+    """For training and for evaluating without a checkpoint; to predict images of no class it does not matter."""
+    write_images(tmp_path, classes=names)
+    data = ImbalancedImageDataModule(str(tmp_path), batch_size=6)
+    said = f"positive_classes must say which classes of .* are positive: {', '.join(sorted(names))} \\(only two classes"
+    with pytest.raises(InputError, match=said):
+        data.setup("fit")
+    for loader in (data.val_dataloader, data.test_dataloader):
+        with pytest.raises(InputError, match=said):
+            loader()
+    Image.fromarray(pixels("val", 1, 0)).save(tmp_path / "0.png")
+    assert next(iter(data.predict_dataloader()))[0].shape == (1, 3, 8, 8)
+
+
+def test_labels_need_a_word_on_which_are_positive(tmp_path):
+    data = ImbalancedImageDataModule(str(write_features(tmp_path)), "features", batch_size=6)
+    with pytest.raises(InputError, match=r"positive_classes must say which classes of .* are positive: 0, 1, 2, 3"):
+        data.setup("fit")
+
+
+def test_cifar_needs_no_word(tmp_path, monkeypatch):
+    write_cifar(tmp_path, monkeypatch, torchvision.datasets.CIFAR10)
+    data = ImbalancedImageDataModule(str(tmp_path), "cifar10", batch_size=6)
+    assert data._grouping()[1].tolist() == [0, 0, 1, 1]
+    assert data.num_anchors == 120
+
+
+def test_a_checkpoint_says_which_classes_are_positive(tmp_path):
+    """Also one of a version that had a grouping and a removal by default: as it was, evaluated or trained on from."""
+    old = module(write_images(tmp_path))
+    state = old.state_dict()
+    assert set(state) == {"classes", "groups", "num_features", "rows", "fingerprint"}
+    for arguments, change in (({"removed_positives": 0.8}, "none"), ({}, "replaced")):
+        data = ImbalancedImageDataModule(str(tmp_path), batch_size=6, **arguments)
+        data.setup("test")  # as Lightning does it, before it has read the checkpoint
+        data.load_state_dict(state)
+        assert rows_of(data.test_dataloader())[1].tolist() == [0] * 8 + [1] * 8
+        data.setup("fit")
+        assert data.changed_rows() == change
 
 
 def test_features(tmp_path):
@@ -162,7 +368,9 @@ def test_features(tmp_path):
 
 def test_binary_features(tmp_path):
     labels = np.arange(40) % 4 == 1
-    data = module(write_features(tmp_path, labels.astype(int)), dataset="features", removed_positives=0.0)
+    data = module(
+        write_features(tmp_path, labels.astype(int)), dataset="features", positive_classes=None, removed_positives=0.0
+    )
     assert torch.equal(data.train_labels, torch.from_numpy(labels).long())
 
 
@@ -522,7 +730,11 @@ CASES = [
     (features(), {"mean": [0.0] * 3, **F}, "mean is only for images, got .* with dataset 'features'"),
     (images(), {"positive_classes": []}, "positive_classes must name at least one class, got an empty list"),
     (images(), {"positive_classes": ["eel"]}, "unknown class 'eel'; known are numbers 0 to 3, or names: ant, bee, ca"),
-    (images(), {"negative_classes": [4]}, "negative_classes has an unknown class 4; known are numbers 0 to 3"),
+    (
+        images(),
+        {"positive_classes": None, "negative_classes": [4]},
+        "negative_classes has an unknown class 4; known are numbers 0 to 3",
+    ),
     (images(), {"positive_classes": [-1]}, "positive_classes has an unknown class -1"),
     (features(), {"positive_classes": ["ant"], **F}, "unknown class 'ant'; known are numbers: 0, 1, 2, 3"),
     (
@@ -532,7 +744,27 @@ CASES = [
     ),
     (images(), {"positive_classes": list(CLASSES)}, "split 'train' has no negative row; negative classes: none"),
     (images(empty("val/dog", "val/cat")), {}, "split 'val' has no positive row; positive classes: cat, dog"),
-    (images(empty("train/dog", "train/cat")), {}, "split 'train' has no positive row; positive classes: cat, dog"),
+    (
+        images(empty("train/dog", "train/cat")),
+        {},
+        r"positive_classes has an unknown class 'cat'; .* \(no classes, as they are hidden or without an image: cat, d",
+    ),
+    (images(empty(*(f"train/{name}" for name in CLASSES))), {}, "split 'train' has no image: .* needs a folder of ima"),
+    (
+        images(empty("train/bee")),
+        {"positive_classes": ["ant"]},
+        "classes of the splits differ: 'train' and 'val' do not share bee",
+    ),
+    (
+        images(),
+        {"val_split": "vla"},
+        "val_split 'vla': missing split, there is no folder .*vla; .* has: test, train, val",
+    ),
+    (images(), {"val_split": "Validation"}, "val_split 'Validation': missing split, .* has: test, train, val"),
+    (images(remove("val")), {"test_split": "tset"}, "test_split 'tset': missing split, .* has: test, train"),
+    (features(), {"val_split": "dev", **F}, "val_split 'dev': missing split, .* has: test, train, val"),
+    (images(), {"val_split": "train", "dataset": "cifar10"}, "val_split is not for dataset 'cifar10', .* got 'train'"),
+    (images(), {"test_split": "val", "dataset": "cifar100"}, "test_split is not for dataset 'cifar100', .* got 'val'"),
     (images(), {"batch_size": 18}, "positives_per_batch 9 is more than the 8 positive rows there are; allowed: 1 to 8"),
     (
         images(),
@@ -553,7 +785,11 @@ CASES = [
         F,
         "labels of split 'val' .*: got 4 in row 4 .* known are: 0, 1",
     ),
-    (features(labels("train", np.zeros(80, int))), F, "split 'train' has no negative row; negative classes: none"),
+    (
+        features(labels("train", np.zeros(80, int))),
+        {"positive_classes": [0], **F},
+        "split 'train' has no negative row; negative classes: none",
+    ),
     (features(labels("val", np.zeros(12, int))), F, "split 'val' has no positive row; positive classes: 2, 3"),
     (features(labels("train", np.zeros(80))), F, "labels.npy must hold integers, got float64"),
     (

@@ -124,6 +124,7 @@ def test_comparison_on_partial_auc(tmp_path):
                 for copy in range(2):
                     Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / split / name / f"{image}_{copy}.png")
     few = ["--path", tmp_path, "--seeds", 0, "--width", 2, "--pretrain-epochs", 1, "--epochs", 1, "--workers", 2]
+    few += ["--positive-classes", "dog"]
     output = script(tmp_path, "compare_pauc.py", *few, "--out", tmp_path / "out")
     assert output.count("| cross-entropy |") == output.count("| SCENT |") == 2
     (runs,) = (tmp_path / "out").glob("*/runs.csv")

@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -245,7 +247,7 @@ def write_shard(path, files):
         ({"a.png": b"image", "a.cls": b"0", "b.png": b"image"}, "sample b of {} has no label (cls)"),
         ({"a.cls": b"0", "a.txt": b"x"}, "sample a of {} has no image (jpg, png, webp, jpeg)"),
         ({"a.png": b"", "a.cls": b"cat"}, "sample a of {} has the label 'cat', which is not an integer"),
-        ({"a.png": b"image", "a.cls": b"-1"}, "cannot read sample a of {}: cannot identify image file"),
+        ({"a.png": b"image", "a.cls": b"-1"}, "cannot read sample a of {}: no image can be decoded from it"),
         ({"a.png": None, "a.cls": b"-1"}, "sample a of {} has the negative label -1"),
         ({"a.png": b"", "b.png": b"", "a.cls": b"0"}, "sample a of {} is there twice, or its files are not together"),
         ({"a.png": b"", "a.PNG": b"", "a.cls": b"0"}, "sample a of {} has two files of the kind png"),
@@ -360,6 +362,35 @@ def test_corrupt_image_is_named_and_can_be_put_right(images, tmp_path, capsys):
         np.testing.assert_array_equal(found, right)
 
 
+def sources(place, content):
+    """One sample of each source that reads files."""
+    (place / "images" / "a").mkdir(parents=True)
+    (place / "images" / "a" / "0.png").write_bytes(content)
+    yield extract_features.FolderSource(place / "images", None)
+    yield extract_features.TorchvisionSource("ImageFolder", place / "images", False, {})
+    pytest.importorskip("braceexpand", reason="shards need braceexpand")
+    shard = write_shard(place / "0.tar", {"a.png": content, "a.cls": b"0"})
+    yield extract_features.ShardSource(str(shard), None)
+
+
+def test_images_of_16_bits_are_scaled(tmp_path):
+    grey = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    for source in sources(tmp_path, encoded(Image.fromarray(grey), "PNG")):
+        image, label = source.read(0)
+        assert (image.mode, label) == ("RGB", 0)
+        np.testing.assert_allclose(np.array(image), np.repeat(grey[..., None] / 257, 3, axis=2), atol=0.6)
+
+
+@pytest.mark.parametrize("kind", ["EPS", "TGA", "TIFF"])
+def test_images_of_other_formats_and_depths_are_refused(kind, tmp_path, monkeypatch):
+    """A PostScript file reaches no program, whatever its name."""
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *arguments, **settings: pytest.fail("a program ran"))
+    picture = Image.new("F", (8, 8)) if kind == "TIFF" else Image.new("RGB", (8, 8))
+    for source in sources(tmp_path, encoded(picture, kind)):
+        message = extract_features.Samples(source, torchvision.transforms.functional.to_tensor)[0]
+        assert re.match("cannot read .*: (cannot identify|no image can be decoded|its pixels are floating)", message)
+
+
 def test_features_out_of_range(images, tmp_path, capsys):
     model = torchvision.models.resnet18()
     model.layer4[1].bn2.bias.data.fill_(1e6)
@@ -436,6 +467,26 @@ def test_folders_without_images(tmp_path, capsys):
     (tmp_path / "images" / "red").mkdir()
     (tmp_path / "images" / "red" / "notes.txt").write_text("none")
     assert "its folders hold none of" in refused(capsys, *command)
+
+
+def test_folders_and_files_of_systems_and_programs(images, tmp_path, capsys):
+    """They change no class's number and no row, and are counted."""
+    folder = tmp_path / "images"
+    shutil.copytree(images, folder)
+    for name in (".ipynb_checkpoints", "__MACOSX", "a empty"):
+        (folder / name).mkdir()
+    picture(0, COLOURS["red"]).save(folder / "__MACOSX" / "0.png")
+    (folder / "blue" / "._0.png").touch()
+    (folder / "red" / "4.heic").touch()
+    found = extract_features.FolderSource(folder, None)
+    expected = extract_features.FolderSource(images, None)
+    assert found.classes == expected.classes == ["blue", "green", "red"]
+    assert [label for _, label in found.samples] == [label for _, label in expected.samples]
+    said = capsys.readouterr().err
+    assert "2 files (1 .heic, 1 hidden)" in said
+    assert "folders that are hidden or without an image (.ipynb_checkpoints, __MACOSX, a empty)" in said
+    picture(0, COLOURS["red"]).save(folder / "red" / "5.JFIF", format="JPEG")
+    assert len(extract_features.FolderSource(folder, None)) == 13
 
 
 def test_disk_too_small(images, tmp_path, capsys, monkeypatch):
