@@ -34,5 +34,5 @@ def test_ci_runs_the_commands_of_the_first_screen():
     steps = (ROOT / ".ci" / "run").read_text()
     assert 'pip install -e ".[dev]"' in test
     assert '--editable ".[dev]"' in steps
-    assert test.strip().endswith("python -m pytest")
-    assert steps.strip().endswith("python -m pytest")
+    assert test.strip().endswith("python -m pytest -n auto")
+    assert steps.strip().endswith("python -m pytest -n auto")
