@@ -377,7 +377,7 @@ def read_architecture(architecture: str | dict[str, Any]) -> str | dict[str, Any
         config = architecture
     elif architecture.endswith(".json"):
         try:
-            config = json.loads(Path(architecture).read_text())
+            config = json.loads(Path(architecture).read_text(encoding="utf-8-sig"))
         except (OSError, ValueError) as error:
             raise InputError(f"architecture {architecture} cannot be read as JSON: {error}") from error
     else:

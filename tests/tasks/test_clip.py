@@ -224,7 +224,7 @@ def test_a_batch_of_one_is_skipped_and_warned_about_once():
 
 
 def test_architecture_by_name_file_and_content(tmp_path):
-    (tmp_path / "small.json").write_text(json.dumps(ARCHITECTURE))
+    (tmp_path / "small.json").write_text("\ufeff" + json.dumps(ARCHITECTURE), encoding="utf-8")
     by_file, by_content = task_of(architecture=str(tmp_path / "small.json")), task_of()
     images, texts = (tensor[:4] for tensor in pairs().tensors)
     for one, other in zip(by_file(images, texts), by_content(images, texts), strict=True):
