@@ -44,12 +44,13 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
     it about a half. A larger learning rate lowers ν further and wants a larger log α; with features of unit norm
     learning rates of tens to hundreds are usual, and the guard (``max_log_weight`` 1 or 2) lets them train.
 
-    Logs ``train/loss`` (dual objective) and ``train/cross_entropy`` (log(1 + (K − 1) exp ν), a free running estimate of
-    the softmax cross-entropy) at logging steps, and for validation and test the exact ``…/cross_entropy``, ``…/top1``
-    and ``…/top5`` over all K classes, worked out in chunks of classes. ``predict`` gives the most probable classes.
+    Logs ``train/loss`` (dual objective) at logging steps, and where ``negatives`` is "all" the batch's softmax
+    cross-entropy as ``train/cross_entropy``: from fewer classes it cannot be told. For validation and test it logs
+    the exact ``…/cross_entropy``, ``…/top1`` and ``…/top5`` over all K classes, worked out in chunks of classes.
+    ``predict`` gives the most probable classes.
 
     In a distributed run the class weights' sparse gradient is kept from DDP and exchanged row by row; in-batch
-    negatives are those of each process's own share of the batch.
+    negatives are those of all processes.
 
     Args:
         num_features: number of features D; the command line takes it from the data module.
@@ -193,8 +194,9 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
             loss = self.entropic_risk(_ANCHOR, scores, index, mask)
         for placeholder in self.ddp_placeholder:
             loss = loss + 0 * placeholder
-        if self.log_loss(loss) and (step := variable.last_step) is not None:
-            self.log("train/cross_entropy", softplus(step.nu + math.log(self.head.num_classes - 1)).mean())
+        if self.log_loss(loss) and self.head.negatives == "all" and (step := variable.last_step) is not None:
+            # Not from some classes, and not from ν, which trails: what is near 0 may then be off by any factor.
+            self.log("train/cross_entropy", softplus(step.log_mean + math.log(self.head.num_classes - 1)).mean())
         return loss
 
     def _loss_is_own(self) -> bool:
