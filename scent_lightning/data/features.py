@@ -380,7 +380,7 @@ class FeatureDataModule(_FeatureDataModule):
                 warnings.warn(f"no validation: val_split {self._missing(self.val_split)}", stacklevel=2)
 
     def _name_dead_classes(self, splits: dict[str, _FileSplit]) -> None:
-        """Warn of classes without a training row, of which nothing can be learned, and of other splits' rows of them."""
+        """Warn of classes without a training row, of which nothing can be learned, and where other splits have them."""
         dead = splits["train"].class_counts(self.num_classes) == 0
         if not dead.any():
             return
