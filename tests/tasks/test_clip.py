@@ -37,16 +37,12 @@ def pairs():
     return IndexedTensorDataset(images, tokens)
 
 
-def as_it_is(batch):
-    return batch
-
-
 def loader(batch_size=12, rank=0, world=1):
     """Batches in the order of the data; two processes have the halves of each."""
     rows = [list(range(start, start + batch_size)) for start in range(0, N, batch_size)]
     part = batch_size // world
     rows = [batch[rank * part : (rank + 1) * part] for batch in rows]
-    return DataLoader(pairs(), batch_sampler=rows, collate_fn=as_it_is)
+    return DataLoader(pairs(), batch_sampler=rows)
 
 
 def task_of(dual=None, seed=0, **arguments):
