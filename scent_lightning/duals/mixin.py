@@ -375,17 +375,25 @@ class DualVariableMixin(L.LightningModule):
             **kwargs: arguments of the task that replace those of the checkpoint.
 
         Raises:
-            InputError: the file is truncated, is no checkpoint, or holds other objects than tensors and plain data.
+            InputError: the file is truncated, is no checkpoint, or holds other objects than tensors and plain data; or
+                an argument that the checkpoint cannot hold, such as a network, is missing.
         """
+        saved: dict[str, Any] = {}
         if (path := local_path(checkpoint_path)) is not None and path.exists():
-            read_checkpoint(path, mmap=True)  # says what is wrong with it, if something is
+            saved = read_checkpoint(path, mmap=True)  # says what is wrong with it, if something is
         parent: Any = super()
-        return cast(
-            Self,
-            parent.load_from_checkpoint(
+        try:
+            loaded = parent.load_from_checkpoint(
                 checkpoint_path, map_location, hparams_file, strict, weights_only=True, **kwargs
-            ),
-        )
+            )
+        except (RuntimeError, TypeError, ValueError) as error:
+            if lacking := _given_as_objects(cls, saved, kwargs):
+                raise InputError(
+                    f"{' and '.join(lacking)} must be given to load_from_checkpoint again: checkpoint "
+                    f"{checkpoint_path} has the weights, not the Python object that they belong to"
+                ) from error
+            raise
+        return cast(Self, loaded)
 
     def save_hyperparameters(
         self,
@@ -407,6 +415,14 @@ class DualVariableMixin(L.LightningModule):
             hparams = {key: value for key, value in hparams.items() if key in parameters or key.startswith("_")}
         self._hparams = self._to_hparams_dict(_plain(hparams))
         self._hparams_initial = copy.deepcopy(self._hparams)
+
+
+def _given_as_objects(task: type, checkpoint: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Arguments of a task whose weights are in its checkpoint, but which are neither in there themselves nor given."""
+    known = {**checkpoint.get("hyper_parameters", {}), **given}
+    names = [name for name in inspect.signature(task.__init__).parameters if name not in known]  # type: ignore[misc]
+    weights = checkpoint.get("state_dict", {})
+    return [name for name in names if any(weight.startswith(f"{name}.") for weight in weights)]
 
 
 def _loaders(loop: Any) -> list[Any]:
