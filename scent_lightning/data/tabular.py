@@ -440,7 +440,7 @@ class TabularRegressionDataModule(TrainedDataModule):
         if (twice := named_twice(columns)) is not None:
             raise InputError(f"features must name each column once, got {twice!r} twice")
         values = self._numbers(frame, wanted)
-        if trained is None:
+        if trained is None and len(values) > 0:
             self._check_resolution(values, wanted)
         return columns, values[:, : len(columns)], None if target is None else values[:, -1]
 
@@ -513,10 +513,13 @@ class TabularRegressionDataModule(TrainedDataModule):
         """
         _, spread = _mean_and_scale(values)
         varies = values.min(axis=0) != values.max(axis=0)
-        largest = np.abs(values).max(axis=0, initial=0.0)
+        if not varies.all() and len(values) > 1:
+            same = [columns[position] for position in np.flatnonzero(~varies)]
+            rank_zero_warn(f"{self.dataset}: column {_some(same)} has the same value in every row")
+        largest = np.abs(values).max(axis=0)
         lost = np.finfo(np.float64).eps / 2 * largest
         centred = np.array([self.standardize and position < values.shape[1] - 1 for position in range(len(columns))])
-        rounded = np.abs(values - values.astype(np.float32)).max(axis=0, initial=0.0)
+        rounded = np.abs(values - values.astype(np.float32)).max(axis=0)
         lost = np.where(centred, lost, np.maximum(lost, rounded))
         for position in np.flatnonzero(varies & (lost > _TOLERANCE * spread)).tolist():
             raise InputError(

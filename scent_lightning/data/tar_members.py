@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 __all__ = ["sample_and_kind", "tar_members"]
 
+_READ_AT_ONCE = 2**20  # bytes
 _MEMBER = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)")  # webdataset's rule: the key ends at the first dot of the name
 
 
@@ -25,8 +26,9 @@ def tar_members(path: str | os.PathLike[str]) -> Iterator[tarfile.TarInfo]:
         path: of an uncompressed tar file.
 
     Raises:
-        tarfile.TarError, OSError, ValueError, EOFError: it is no such file, or not the whole of one. tarfile itself
-            stops in silence at the end of a file that was cut between two members, and at a bad header.
+        tarfile.TarError, OSError, ValueError, EOFError: it is no such file, not the whole of one, or more than one.
+            tarfile itself stops in silence at the end of a file that was cut between two members, at a bad header, and
+            at the end of the first of several files.
     """
     with tarfile.open(path, "r:") as archive:
         while (member := archive.next()) is not None:
@@ -40,3 +42,6 @@ def tar_members(path: str | os.PathLike[str]) -> Iterator[tarfile.TarInfo]:
         file.seek(end)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError("it is cut short or has a bad header")
+        while rest := file.read(_READ_AT_ONCE):
+            if rest.count(0) < len(rest):
+                raise tarfile.ReadError("more comes after its end, as where several tar files are joined into one")

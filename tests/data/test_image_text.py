@@ -619,7 +619,7 @@ def test_shards_of_webdataset(tmp_path):
     check_pairs(rows_of(module(tmp_path / "a.tar", source="webdataset").predict_dataloader()), range(6))
 
 
-@pytest.mark.parametrize("where", ["data", "header", "between", "garbage", "gzip", "empty"])
+@pytest.mark.parametrize("where", ["data", "header", "between", "garbage", "joined", "gzip", "empty"])
 def test_spoiled_shard(tmp_path, where):
     pattern = write_shards(tmp_path)
     path = tmp_path / "002.tar"
@@ -631,9 +631,9 @@ def test_spoiled_shard(tmp_path, where):
         path.write_bytes(content[:cut])
     elif where == "garbage":
         path.write_bytes(content[: offset - 512] + b"x" * 512 + content[offset:])
+    elif where == "joined":
+        path.write_bytes(content + (tmp_path / "000.tar").read_bytes())
     elif where == "gzip":
-        import gzip
-
         path.write_bytes(gzip.compress(content))
     else:
         path.write_bytes(b"")

@@ -119,7 +119,8 @@ def test_epochs_are_shuffled_by_their_number_alone(table, tmp_path):
 def test_chosen_features_and_constant_columns(table, tmp_path):
     table["c"] = 3.0
     data = TabularRegressionDataModule(write(table, tmp_path), target="y", features=["c", "a"], batch_size=4)
-    features, _, _ = rows_of(data.predict_dataloader())
+    with pytest.warns(UserWarning, match="column c has the same value in every row"):
+        features, _, _ = rows_of(data.predict_dataloader())
     assert features.shape == (30, 2)
     assert torch.isfinite(features).all()
 
@@ -143,6 +144,7 @@ CASES = [
     (lambda f: f, {"features": ["y"]}, "at least one column other than the target"),
     (lambda f: bad(f, b="red"), {}, "column 'b' of .* is not numeric"),
     (with_holes, {}, r"missing or non-finite values in rows 3, 5, 17 \(counted from 0\), columns a, b"),
+    (lambda f: f.head(0), {"batch_size": 1}, r"has 0 row\(s\); at least 2 are needed"),
     (lambda f: f.head(1), {"batch_size": 1}, r"has 1 row\(s\); at least 2 are needed"),
     (lambda f: f, {"batch_size": 31}, "batch_size 31 is larger than the data: there are 30 training rows"),
     (lambda f: f, {"batch_size": 0}, "batch_size must be a positive integer, got 0"),

@@ -260,7 +260,7 @@ def test_bad_shards(tmp_path, capsys, files, message):
     assert message.format(shard) in refused(capsys, "--webdataset", shard, *MODEL, "--out", tmp_path / "out")
 
 
-@pytest.mark.parametrize("where", ["data", "header", "between", "garbage"])
+@pytest.mark.parametrize("where", ["data", "header", "between", "garbage", "joined"])
 @pytest.mark.parametrize("last", [False, True])
 def test_a_shard_that_is_cut(tmp_path, capsys, where, last):
     pytest.importorskip("braceexpand", reason="shards need braceexpand")
@@ -274,6 +274,8 @@ def test_a_shard_that_is_cut(tmp_path, capsys, where, last):
     content = shard.read_bytes()
     if where == "garbage":
         shard.write_bytes(content[: offset - 512] + b"x" * 512 + content[offset:])
+    elif where == "joined":
+        shard.write_bytes(2 * content)
     else:
         shard.write_bytes(content[: {"data": offset + 10, "header": offset - 100, "between": offset - 512}[where]])
     error = refused(capsys, "--webdataset", tmp_path / "{0,1}.tar", *MODEL, "--out", tmp_path / "out")
