@@ -53,6 +53,7 @@ from tqdm import tqdm
 
 from scent_lightning.data.image_folder import IMAGE_ENDINGS, class_folders, images_in, images_under, passed_over
 from scent_lightning.data.images import read_rgb, to_rgb
+from scent_lightning.data.tar_members import sample_and_kind, tar_members
 from scent_lightning.errors import InputError
 
 IMAGE_KEYS = ("jpg", "png", "webp", "jpeg")
@@ -96,7 +97,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path} as JSON: {reason(error)}") from error
 
@@ -267,6 +268,9 @@ class ShardSource(Source):
         if missing is not None:
             remote = "; shards must be local files" if re.match(r"(\w+:/|pipe:)", str(missing)) else ""
             raise InputError(f"--webdataset: there is no file {missing}{remote}")
+        if len(set(self.shards)) < len(self.shards):
+            twice = next(shard for number, shard in enumerate(self.shards) if shard in self.shards[:number])
+            raise InputError(f"--webdataset {urls!r} names {twice} more than once")
         self.ends: list[int] = []  # of the shards looked at, the number of samples up to there
         self.current = -1
         self.index: list[ShardSample] = []
@@ -289,21 +293,21 @@ class ShardSource(Source):
         found: dict[str, dict[str, tuple[int, int]]] = {}
         key = None
         try:
-            with tarfile.open(shard, "r:") as file:
-                for member in file:
-                    # webdataset's names: the key is all before the first dot after the last slash.
-                    parts = re.fullmatch(r"((?:.*/)?[^./]+)\.([^/]*)", member.name)
-                    if not member.isreg() or parts is None or re.match(r"__[^/]*__($|/)", member.name):
-                        continue
-                    if parts[1] != key and parts[1] in found:
-                        raise InputError(f"sample {parts[1]} of {shard} is there twice, or its files are not together")
-                    key = parts[1]
-                    files = found.setdefault(key, {})
-                    if parts[2].lower() in files:
-                        raise InputError(f"sample {key} of {shard} has two files of the kind {parts[2].lower()}")
-                    files[parts[2].lower()] = (member.offset_data, member.size)
-        except (tarfile.TarError, OSError) as error:
-            raise InputError(f"cannot read {shard} as an uncompressed tar file: {reason(error)}") from error
+            for member in tar_members(shard):
+                parts = sample_and_kind(member.name)
+                if parts is None or re.match(r"__[^/]*__($|/)", member.name):
+                    continue
+                if parts[0] != key and parts[0] in found:
+                    raise InputError(f"sample {parts[0]} of {shard} is there twice, or its files are not together")
+                key, kind = parts
+                files = found.setdefault(key, {})
+                if kind in files:
+                    raise InputError(f"sample {key} of {shard} has two files of the kind {kind}")
+                files[kind] = (member.offset_data, member.size)
+        except InputError:
+            raise
+        except (tarfile.TarError, OSError, ValueError, EOFError) as error:
+            raise InputError(f"cannot read {shard} as a whole, uncompressed tar file: {reason(error)}") from error
         self.index = []
         for key, files in found.items():
             image = next((files[name] for name in IMAGE_KEYS if name in files), None)
@@ -333,7 +337,7 @@ class ShardSource(Source):
         sample = self._find(index)
         with self.shards[self.current].open("rb") as file:
             file.seek(sample.label[0])
-            label = file.read(sample.label[1]).decode(errors="replace").strip()
+            label = file.read(sample.label[1]).decode("utf-8-sig", errors="replace").strip()
             file.seek(sample.image[0])
             content = file.read(sample.image[1])
         if re.fullmatch(r"-?\d+", label) is None:

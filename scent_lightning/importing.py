@@ -15,7 +15,7 @@ from lightning.fabric.utilities.cloud_io import _load
 from scent_lightning.checkpoint import local_path, read_checkpoint
 from scent_lightning.errors import InputError
 
-__all__ = ["named_by_checkpoint", "without_imports_of"]
+__all__ = ["named_by", "read_anywhere", "without_imports_of"]
 
 # Packages whose classes a task's hyperparameters name as a rule. What they do on import is known.
 _TRUSTED = ("lightning", "open_clip", "pytorch_lightning", "scent_lightning", "torch", "torchmetrics", "torchvision")
@@ -38,35 +38,45 @@ def _import_paths(value: Any) -> Iterator[str]:
             yield from _import_paths(item)
 
 
-def named_by_checkpoint(checkpoint_path: Any, hparams_file: Any, replaced: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters with which Lightning would build the task of a checkpoint, but for those that are replaced.
+def read_anywhere(checkpoint_path: Any) -> dict[str, Any]:
+    """What a checkpoint holds, as tensors and plain data.
 
     Args:
         checkpoint_path: a path, a URL or an open file, which is left where it was.
-        hparams_file: whose text counts in place of the checkpoint's hyperparameters; None for none.
-        replaced: arguments of the task in place of those of the checkpoint.
 
     Raises:
-        InputError: a local file is truncated, is no checkpoint, or holds other objects than tensors and plain data; or
-            the checkpoint has the task built by another function than Lightning's.
+        InputError: a local file is truncated, is no checkpoint, or holds other objects.
     """
     path = local_path(checkpoint_path)
     if path is not None and path.exists():
-        checkpoint = read_checkpoint(path, mmap=True)
-    else:
-        place = checkpoint_path.tell() if hasattr(checkpoint_path, "tell") else None
-        checkpoint = _load(checkpoint_path, map_location="cpu", weights_only=True)
-        if place is not None:
-            checkpoint_path.seek(place)
-    if hparams_file is not None:
-        checkpoint["hyper_parameters"] = {"hparams_file": Path(hparams_file).read_text(encoding="utf-8")}
-    named: dict[str, Any] = {}
+        return read_checkpoint(path, mmap=True)
+    place = checkpoint_path.tell() if hasattr(checkpoint_path, "tell") else None
+    checkpoint: dict[str, Any] = _load(checkpoint_path, map_location="cpu", weights_only=True)
+    if place is not None:
+        checkpoint_path.seek(place)
+    return checkpoint
+
+
+def named_by(checkpoint: Mapping[str, Any], name: Any, hparams_file: Any) -> dict[str, Any]:
+    """The hyperparameters with which Lightning would build the task of a checkpoint.
+
+    Args:
+        checkpoint: its content.
+        name: how an error calls it.
+        hparams_file: whose text counts in place of the checkpoint's hyperparameters; None for none.
+
+    Raises:
+        InputError: the checkpoint has the task built by another function than Lightning's.
+    """
+    found: dict[str, Any] = {}
     for key in _HYPERPARAMETERS:
-        named.update(checkpoint.get(key) or {})
-    builder = named.get("_instantiator", _INSTANTIATORS[0])
+        found.update(checkpoint.get(key) or {})
+    if hparams_file is not None:
+        found["hparams_file"] = Path(hparams_file).read_text(encoding="utf-8")
+    builder = found.get("_instantiator", _INSTANTIATORS[0])
     if builder not in _INSTANTIATORS:
-        raise InputError(f"checkpoint {checkpoint_path} has the task built by {builder!r}, and not by Lightning")
-    return {name: value for name, value in named.items() if name not in replaced}
+        raise InputError(f"checkpoint {name} has the task built by {builder!r}, and not by Lightning")
+    return found
 
 
 class _Refusing(MetaPathFinder):

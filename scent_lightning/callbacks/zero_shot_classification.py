@@ -252,7 +252,7 @@ def _read_names(class_names: list[str] | str) -> list[str]:
     if file is None:
         raise InputError(f"class_names must be a list, 'imagenet' or a file with one name a line, got {class_names!r}")
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"class_names {class_names} cannot be read: {first_line(error)}") from error
     return [line.strip() for line in lines if line.strip()]

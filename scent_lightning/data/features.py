@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -26,6 +27,8 @@ from scent_lightning.summary import rows_in_words
 __all__ = ["FeatureDataModule", "SyntheticFeatureDataModule"]
 
 RELEASE_EVERY = 32
+COUNTED_AT_ONCE = 2**20  # labels: of many rows not all are in memory
+NAMED = 5  # classes in a warning
 Array = npt.NDArray[Any]
 Batch = tuple[Tensor, Tensor | None, Tensor]  # labels are None where a split to predict has none
 
@@ -250,6 +253,14 @@ class _FileSplit(_Split):
             _release(self.features)
         return features, None if self._labels is None else np.asarray(self._labels[index], dtype=np.int64)
 
+    def class_counts(self, num_classes: int) -> Array:
+        """Rows of each class, shape (num_classes,); the labels are checked before."""
+        counts = np.zeros(num_classes, dtype=np.int64)
+        for start in range(0, len(self), COUNTED_AT_ONCE):
+            labels = np.asarray(self.labels[start : start + COUNTED_AT_ONCE], dtype=np.int64)
+            counts += np.bincount(labels, minlength=num_classes)
+        return counts
+
     def check_labels(self, num_classes: int | None) -> int:
         """Return the largest label; raise InputError unless all are at least 0 and below ``num_classes``."""
         largest = int(self.labels.max())
@@ -266,6 +277,11 @@ class _FileSplit(_Split):
         return largest
 
 
+def _some_classes(classes: Array) -> str:
+    shown = ", ".join(map(str, classes[:NAMED].tolist()))
+    return shown if len(classes) <= NAMED else f"{shown}, …, {classes[-1]}"
+
+
 class FeatureDataModule(_FeatureDataModule):
     """Precomputed features with a class label, from files, as whole batches ``(features, labels, index)``.
 
@@ -276,7 +292,8 @@ class FeatureDataModule(_FeatureDataModule):
     (float16 or float32, shape ``(n, D)``) and ``labels.npy`` (integers, shape ``(n,)``), or the same as tensors in
     ``features.pt`` and ``labels.pt``. The files are memory-mapped: a batch reads its own rows.
 
-    ``fit`` without a validation split trains without validation. ``predict`` goes over the folder ``predict``, or the
+    ``fit`` without a validation split trains without validation, and warns of classes without a training row (where
+    labels start at 1, or a class is in another split only). ``predict`` goes over the folder ``predict``, or the
     files in ``path`` itself, or else the test split, the validation split or the training rows. It needs no labels,
     which are None in the batches where there are none.
 
@@ -359,8 +376,26 @@ class FeatureDataModule(_FeatureDataModule):
             if "train" not in splits:
                 raise InputError(f"path needs a split {self._missing('train')}")
             check_batch_size(self.batch_size, len(splits["train"]))
+            self._name_dead_classes(splits)
             if self.val_split != "val":
                 self._existing("val_split")
+
+    def _name_dead_classes(self, splits: dict[str, _FileSplit]) -> None:
+        """Warn of classes without a training row, of which nothing can be learned, and where other splits have them."""
+        dead = splits["train"].class_counts(self.num_classes) == 0
+        if not dead.any():
+            return
+        which = np.flatnonzero(dead)
+        said = [f"{len(which)} of {self.num_classes} classes have no training row: {_some_classes(which)}"]
+        if dead[0] and len(which) == 1:
+            said.append("do the labels start at 1? Then subtract 1 from them")
+        for name, split in splits.items():
+            if name != "train" and (rows := np.where(dead, split.class_counts(self.num_classes), 0)).any():
+                said.append(
+                    f"{rows.sum()} rows of split {name!r} are of {np.count_nonzero(rows)} of them: "
+                    f"{_some_classes(np.flatnonzero(rows))}"
+                )
+        rank_zero_warn(f"{self.path}: {'; '.join(said)}")
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """Validation rows; an empty list, which Lightning skips, if there is no such split."""

@@ -33,6 +33,7 @@ from scent_lightning.data.pair_sources import (
 )
 from scent_lightning.data.shapes import CLASSES, NUM_CAPTIONS, Shapes
 from scent_lightning.data.state import fingerprint
+from scent_lightning.data.text_tables import column_names, content_suffix, text_rows
 from scent_lightning.errors import InputError
 from scent_lightning.optional import of_vision
 from scent_lightning.summary import listed, rows_in_words
@@ -216,6 +217,27 @@ class _FileSplit(_PairSplit):
         return torch.stack(images), texts, kept
 
 
+def _texts(path: Path, separator: str, places: dict[str, int]) -> dict[str, list[str]]:
+    """Columns of a table by name; a row that is short of one has "" there, which is said."""
+    texts: dict[str, list[str]] = {name: [] for name in places}
+    short: list[int] = []
+    rows = text_rows(path, separator)
+    width = len(next(rows)[1])
+    for line, fields in rows:
+        if len(fields) < width:
+            short.append(line)
+            fields += [""] * (width - len(fields))
+        for name, place in places.items():
+            texts[name].append(fields[place])
+    if short:
+        warnings.warn(
+            f"{len(short)} rows of {path} have fewer fields than the header, which count as empty: lines "
+            f"{some_of(short)}",
+            stacklevel=2,
+        )
+    return texts
+
+
 class ImageTextDataModule(_FeatureDataModule):
     """Pairs of an image and a caption, as whole batches ``(images, texts, index)``.
 
@@ -225,9 +247,11 @@ class ImageTextDataModule(_FeatureDataModule):
 
     Where the pairs come from, by ``source``:
 
-    * "table": ``path`` is a CSV or TSV file with a header, and a column each of image paths and captions. Relative
-      image paths are in the table's folder; to lead out of it, a path has to be absolute. Validation has a table of its
-      own, ``val_path``, or rows of this one: with ``split_column``, index i is the i-th row of the split.
+    * "table": ``path`` is a CSV or TSV file with a header, and a column each of image paths and captions, in UTF-8; it
+      may be compressed as .gz, .bz2 or .xz. A text with the separator in it is in quotation marks; between tabs, a
+      quotation mark that does not enclose the whole text belongs to it. Relative image paths are in the table's folder;
+      to lead out of it, a path has to be absolute. Validation has a table of its own, ``val_path``, or rows of this
+      one: with ``split_column``, index i is the i-th row of the split.
     * "webdataset": ``path`` has tar files with consecutive members such as ``000.jpg`` (or jpeg, png, webp) and
       ``000.txt``, as img2dataset writes them. It is one file, a folder of them, a pattern such as
       ``shards/{000..099}.tar`` or ``shards/*.tar``, or a JSON index as of ``wids``: ``{"shardlist": [{"url":
@@ -262,7 +286,8 @@ class ImageTextDataModule(_FeatureDataModule):
         caption_column: of the table.
         class_column: of the table, or for "shapes" one of size, shape, position and colour: the class of each row; a
             row without text there has none. None for no classes.
-        separator: between the table's columns; None takes a comma for a file that ends in .csv, and else a tab.
+        separator: between the table's columns; None takes a comma for a file that ends in .csv (or .csv.gz and so on),
+            and else a tab.
         split_column: of the table; says of which split each row is. None takes all rows of ``path`` for training.
         train_split: the training rows' value in ``split_column``.
         val_split: the validation rows' value in ``split_column``; None for no validation.
@@ -286,9 +311,9 @@ class ImageTextDataModule(_FeatureDataModule):
 
     Raises:
         InputError: before training, in one sentence: a file or column that is missing or cannot be read, a table
-            without rows or text, a path that leads outside the table's folder, a shard that is cut short, a tokenizer
-            that cannot be had, too few rows, or an argument out of range. When a batch is fetched: a shard that a JSON
-            index describes wrongly.
+            without rows or text, a row with more fields than the header (in which line), a path that leads outside the
+            table's folder, a shard that is cut short or has a sample twice, a tokenizer that cannot be had, too few
+            rows, or an argument out of range. When a batch is fetched: a shard that a JSON index describes wrongly.
 
     Example:
         >>> def letters(captions):
@@ -642,26 +667,20 @@ class ImageTextDataModule(_FeatureDataModule):
 
     def _read(self, path: Path) -> pd.DataFrame:
         """The columns needed, as text, "" where there is none."""
-        separator = self.separator or ("," if path.suffix.lower() == ".csv" else "\t")
+        separator = self.separator or ("," if content_suffix(path) == ".csv" else "\t")
         columns = {"image_column": self.image_column, "caption_column": self.caption_column}
         for argument in ("class_column", "split_column"):
             if (column := getattr(self, argument)) is not None:
                 columns[argument] = column
-        try:
-            there = pd.read_csv(path, sep=separator, nrows=0).columns.tolist()
-            for argument, column in columns.items():
-                if column not in there:
-                    raise InputError(f"{argument} {column!r} is not in {path}; it has: {', '.join(map(str, there))}")
-            # As text: else "12", "None" and "nan" would be no captions.
-            chosen = list(dict.fromkeys(columns.values()))
-            frame: pd.DataFrame = pd.read_csv(
-                path, sep=separator, usecols=chosen, dtype=str, keep_default_na=False, index_col=False
-            )
-            frame = frame.fillna("")  # a row may be short of columns
-        except (OSError, ValueError, pd.errors.ParserError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"cannot read {path} as a table: {first_line(error)}") from error
+        there = column_names(path, separator)
+        for argument, column in columns.items():
+            if there.count(column) != 1:
+                how = "more than once" if column in there else "not"
+                raise InputError(f"{argument} {column!r} is {how} in {path}; it has: {', '.join(there)}")
+        # As text: else "12", "None" and "nan" would be no captions.
+        frame: pd.DataFrame = pd.DataFrame(
+            _texts(path, separator, {name: there.index(name) for name in columns.values()}), dtype=str
+        )
         if len(frame) == 0:
             raise InputError(f"{path} has no rows")
         captions = frame[self.caption_column]
@@ -675,7 +694,7 @@ class ImageTextDataModule(_FeatureDataModule):
 
     def _table(self, split: str, path: Path, frame: pd.DataFrame, value: str | None) -> TablePairs:
         if value is not None:
-            splits = frame[self.split_column]
+            splits = frame[self.split_column].str.strip()
             frame = frame[splits == value]
             if len(frame) == 0:
                 raise InputError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import lightning as L
@@ -25,30 +25,35 @@ __all__ = ["IndexedTensorDataset", "ResumableLoader", "batch_loader", "sampled_l
 class IndexedTensorDataset(Dataset[tuple[Tensor | None, ...]]):
     """Tensors of equal length; item ``i`` is row ``i`` of each, and ``i`` itself.
 
-    A :class:`~torch.utils.data.DataLoader` fetches a whole batch at once through ``__getitems__``: with
-    :func:`batch_loader` there is no per-sample collation.
+    A list of indices gives a whole batch at once, which is how :func:`batch_loader` fetches it: there is no per-sample
+    collation. An ordinary :class:`~torch.utils.data.DataLoader` gives the same batches, row by row and slower.
 
     Args:
         first, *others: shape ``(n, …)`` each; None, but for the first, gives None.
 
+    Raises:
+        InputError: tensors of different lengths.
+
     Example:
         >>> dataset = IndexedTensorDataset(torch.tensor([10.0, 20.0, 30.0]))
-        >>> dataset.__getitems__([2, 0])
+        >>> dataset[2]
+        (tensor(30.), tensor(2))
+        >>> dataset[[2, 0]]
         (tensor([30., 10.]), tensor([2, 0]))
     """
 
     def __init__(self, first: Tensor, *others: Tensor | None) -> None:
         self.tensors = (first, *others)
+        lengths = [len(tensor) for tensor in self.tensors if tensor is not None]
+        if len(set(lengths)) > 1:
+            raise InputError(f"tensors must be of equal length, got {', '.join(map(str, lengths))} rows")
 
     def __len__(self) -> int:
         return cast(Tensor, self.tensors[0]).shape[0]
 
-    def __getitem__(self, index: int) -> tuple[Tensor | None, ...]:
-        return (*(None if tensor is None else tensor[index] for tensor in self.tensors), torch.tensor(index))
-
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor | None, ...]:
-        index = torch.as_tensor(indices, dtype=torch.int64)
-        return (*(None if tensor is None else tensor[index] for tensor in self.tensors), index)
+    def __getitem__(self, index: int | Sequence[int]) -> tuple[Tensor | None, ...]:
+        rows = torch.as_tensor(index, dtype=torch.int64)
+        return (*(None if tensor is None else tensor[rows] for tensor in self.tensors), rows)
 
 
 class PlaceInRun(NamedTuple):
@@ -74,7 +79,7 @@ def evaluation_loader(
     """Loader of rows in order, each in one process and once.
 
     Args:
-        dataset: has ``__len__`` and ``__getitems__``.
+        dataset: has ``__len__``, and gives a whole batch for a list of indices by ``__getitems__`` or ``__getitem__``.
         batch_size: rows of a batch.
         trainer: whose processes share the rows, if there is one. For predict it shares them itself, without repeats,
             unless there are fewer rows than processes.
@@ -96,29 +101,45 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
-class WholeBatches(Dataset[Any]):
-    """A data set with ``__getitems__``, for a sampler that gives whole batches of indices.
+def _fetches(dataset: Dataset[Any]) -> Callable[[Sequence[int]], Any]:
+    """What gives a whole batch of a data set."""
+    return getattr(dataset, "__getitems__", dataset.__getitem__)
+
+
+class _Batches(Dataset[Any]):
+    """A data set that a DataLoader takes whole batches of.
 
     Args:
-        dataset: has ``__len__`` and ``__getitems__``.
-        sampler: that gives them.
+        dataset: has ``__len__``, and gives a batch for a list of indices by ``__getitems__`` or ``__getitem__``.
     """
 
-    def __init__(self, dataset: Dataset[Any], sampler: EpochBatchSampler) -> None:
+    def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
-        self.sampler = sampler
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset}  # loader processes are told the rows
 
     def __len__(self) -> int:
         return len(cast(Any, self.dataset))
 
     def __getitem__(self, rows: int | Sequence[int]) -> Any:
-        return self.dataset[rows] if isinstance(rows, int) else self.__getitems__(rows)
+        return self.dataset[rows] if isinstance(rows, int) else _fetches(self.dataset)(rows)
 
     def __getitems__(self, rows: Sequence[int]) -> Any:
-        return cast(Any, self.dataset).__getitems__(rows)
+        return _fetches(self.dataset)(rows)
+
+
+class WholeBatches(_Batches):
+    """A data set for a sampler that gives whole batches of indices.
+
+    Args:
+        dataset: see :class:`_Batches`.
+        sampler: that gives them.
+    """
+
+    def __init__(self, dataset: Dataset[Any], sampler: EpochBatchSampler) -> None:
+        super().__init__(dataset)
+        self.sampler = sampler
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"dataset": self.dataset}  # loader processes are told the rows
 
 
 class ResumableLoader(DataLoader[Any]):
@@ -158,10 +179,10 @@ class ResumableLoader(DataLoader[Any]):
 
 
 def sampled_loader(dataset: Dataset[Any], sampler: EpochBatchSampler, num_workers: int = 0) -> ResumableLoader:
-    """Training loader of a data set with ``__getitems__``, whole batches at a time, chosen by ``sampler``.
+    """Training loader of a data set, whole batches at a time, chosen by ``sampler``.
 
     Args:
-        dataset: has ``__len__`` and ``__getitems__``.
+        dataset: has ``__len__``, and gives a whole batch for a list of indices by ``__getitems__`` or ``__getitem__``.
         sampler: of batches.
         num_workers: loader processes; 0 loads in this one.
     """
@@ -187,7 +208,7 @@ def batch_loader(
     epoch: int = 0,
     drop_last: bool = False,
 ) -> DataLoader[Any]:
-    """Loader of a data set with ``__getitems__``, whole batches at a time.
+    """Loader of a data set, whole batches at a time.
 
     Where ``num_replicas`` is above 1, each row is in the batches of one process, and Lightning leaves it at that; else
     Lightning shares the rows of validation and test evenly, and repeats some for it.
@@ -196,7 +217,7 @@ def batch_loader(
     random state nor on the number of processes: all of them together take the rows that one would take, each once.
 
     Args:
-        dataset: has ``__len__`` and ``__getitems__``.
+        dataset: has ``__len__``, and gives a whole batch for a list of indices by ``__getitems__`` or ``__getitem__``.
         batch_size: rows of a batch, in this process.
         shuffle: new order every epoch (training), or the order of the data set.
         num_replicas: number of processes.
@@ -216,7 +237,7 @@ def batch_loader(
         in_order = SequentialBatchSampler(len(cast(Any, dataset)), batch_size, num_replicas, rank, drop_last)
         return sampled_loader(dataset, in_order, num_workers)
     return DataLoader(
-        dataset,
+        dataset if hasattr(dataset, "__getitems__") else _Batches(dataset),
         batch_size=batch_size,
         num_workers=num_workers,
         collate_fn=_identity,

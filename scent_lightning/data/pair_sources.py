@@ -6,10 +6,9 @@ import glob
 import io
 import json
 import os
-import re
 import tarfile
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,13 @@ from torch import Tensor
 
 from scent_lightning.data.images import UnreadableImageError, decode_image, first_line
 from scent_lightning.data.state import fingerprint, sampled
+from scent_lightning.data.tar_members import sample_and_kind, tar_members
 from scent_lightning.errors import InputError
 from scent_lightning.optional import of_vision
 
 Array = npt.NDArray[Any]
 
 SHARD_IMAGES = ("jpg", "jpeg", "png", "webp")
-SHARD_MEMBER = re.compile(r"((?:.*/|)[^./]+)\.([^/]*)")  # webdataset's rule: the key ends at the first dot of the name
 NAMED = 5
 LOOKED_FOR = 20
 
@@ -184,6 +183,11 @@ class TablePairs(FilePairs):
         return caption, decode(self.image_path(row), self.image_path(row)) if image else None
 
 
+def _kind(extension: str) -> int | None:
+    """0 for an image, 1 for a text, None for what is passed over."""
+    return 0 if extension in SHARD_IMAGES else 1 if extension == "txt" else None
+
+
 class Shard:
     """Where the members of each sample are in a tar file; nothing of them is read.
 
@@ -193,26 +197,26 @@ class Shard:
 
     def __init__(self, path: str) -> None:
         spans: dict[str, Array] = {}
+        of_sample: tuple[str, set[str]] = "", set()  # key of the sample at hand, and what there is of it
         try:
-            with tarfile.open(path, "r:") as archive:
-                while (member := archive.next()) is not None:
-                    archive.members.clear()  # type: ignore[attr-defined]  # it would keep all
-                    if member.size < 0:  # tarfile would go back and never end
-                        raise tarfile.ReadError("a member has a negative size")
-                    found = SHARD_MEMBER.fullmatch(member.name)
-                    if found is None or not member.isreg() or member.issparse():
-                        continue
-                    span = spans.setdefault(found[1], np.full((2, 2), -1, dtype=np.int64))
-                    extension = found[2].lower()
-                    kind = 0 if extension in SHARD_IMAGES else 1 if extension == "txt" else None
-                    if kind is not None and span[kind, 0] < 0:
-                        span[kind] = member.offset_data, member.size
-                end = archive.offset  # type: ignore[attr-defined]
-            # tarfile stops in silence at the end of a file that was cut between two members, and at a bad header.
-            with open(path, "rb") as file:
-                file.seek(end)
-                if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                    raise tarfile.ReadError("it is cut short or has a bad header")
+            for member in tar_members(path):
+                if (name := sample_and_kind(member.name)) is None:
+                    continue
+                key, extension = name
+                if key != of_sample[0]:
+                    of_sample = key, set()
+                span = spans.setdefault(key, np.full((2, 2), -1, dtype=np.int64))
+                kind = _kind(extension)
+                if kind is None:
+                    continue
+                there = span[kind, 0] >= 0
+                if extension in of_sample[1] or (there and not any(_kind(other) == kind for other in of_sample[1])):
+                    raise InputError(f"shard {path} has sample {key!r} twice: a second {extension} of it is there")
+                of_sample[1].add(extension)
+                if not there:
+                    span[kind] = member.offset_data, member.size
+        except InputError:
+            raise
         except (OSError, tarfile.TarError, ValueError, EOFError) as error:
             raise InputError(
                 f"shard {path} cannot be read as a whole, uncompressed tar file: {first_line(error)}"
@@ -282,9 +286,11 @@ class ShardPairs(FilePairs):
         if text is None:
             raise BadPairError(f"{name} has no .txt member")
         try:
-            caption = text.decode().strip()
+            caption = text.decode("utf-8-sig").strip()
         except UnicodeDecodeError as error:
             raise BadPairError(f"the text of {name} is not UTF-8") from error
+        if "\0" in caption:
+            raise BadPairError(f"the text of {name} has a NUL byte")
         if not caption:
             raise BadPairError(f"{name} has no caption")
         if not image:
@@ -305,11 +311,12 @@ def shard_list(argument: str, path: str) -> tuple[list[str], list[int] | None]:
         if os.path.isdir(place):
             found = _tars_in(place)
         else:
-            found = [file for pattern in _braces(place) for file in _expand(pattern)]
+            found = [file for pattern in _braces(argument, place) for file in _expand(pattern)]
         missing = [file for file in found if not os.path.isfile(file)]
         if found and len(missing) < len(found):
             if missing:
                 raise InputError(f"{argument} {path} has shards that are not there: {some_of(missing)}")
+            _check_once(argument, path, found)
             return found, None
     raise InputError(f"{argument} {path} names no tar file that is there")
 
@@ -324,15 +331,42 @@ def _tars_in(folder: str) -> list[str]:
     return [os.path.join(folder, name) for name in tars]
 
 
-def _braces(pattern: str) -> Iterator[str]:
-    if "{" not in pattern or os.path.exists(pattern):
-        return iter([pattern])
-    expanded: Iterator[str] = of_vision("braceexpand", f"a pattern such as {pattern!r}").braceexpand(pattern)
-    return expanded
+def _check_once(argument: str, path: str, shards: list[str]) -> None:
+    """Raise InputError for a shard that is listed more than once: its pairs would come twice."""
+    seen: set[str] = set()
+    for shard in shards:
+        file = os.path.abspath(shard)
+        if file in seen:
+            raise InputError(f"{argument} {path} names the shard {shard} more than once")
+        seen.add(file)
+
+
+def _literal(path: str) -> str:
+    """The leading folders of a path that are there by these very names, whatever characters they have; with a slash."""
+    folder = os.path.dirname(path)
+    while folder and not os.path.isdir(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    return os.path.join(folder, "") if folder else ""
+
+
+def _braces(argument: str, pattern: str) -> list[str]:
+    folder = _literal(pattern)
+    rest = pattern[len(folder) :]
+    if "{" not in rest or os.path.exists(pattern):
+        return [pattern]
+    braceexpand = of_vision("braceexpand", f"a pattern such as {pattern!r}").braceexpand
+    try:
+        return [folder + part for part in braceexpand(rest)]
+    except ValueError as error:
+        raise InputError(f"{argument} {pattern} has unbalanced braces") from error
 
 
 def _expand(pattern: str) -> list[str]:
-    return sorted(glob.glob(pattern)) if glob.has_magic(pattern) and not os.path.exists(pattern) else [pattern]
+    folder = _literal(pattern)
+    rest = pattern[len(folder) :]
+    if os.path.exists(pattern) or not glob.has_magic(rest):
+        return [pattern]
+    return sorted(glob.glob(glob.escape(folder) + rest))
 
 
 def _json_index(argument: str, path: str) -> tuple[list[str], list[int]]:
@@ -340,9 +374,9 @@ def _json_index(argument: str, path: str) -> tuple[list[str], list[int]]:
     if file is None:
         raise InputError(f"{argument} {path} is not a file")
     try:
-        index = json.loads(Path(file).read_text(encoding="utf-8"))
-        shards = index["shardlist"] if isinstance(index, dict) else index
-        urls, counts = [shard["url"] for shard in shards], [shard["nsamples"] for shard in shards]
+        index = json.loads(Path(file).read_text(encoding="utf-8-sig"))
+        listed = index["shardlist"] if isinstance(index, dict) else index
+        urls, counts = [shard["url"] for shard in listed], [shard["nsamples"] for shard in listed]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{argument} {path} must be JSON with a shardlist of url and nsamples each: {first_line(error)}"
@@ -354,4 +388,6 @@ def _json_index(argument: str, path: str) -> tuple[list[str], list[int]]:
             raise InputError(f"{argument} {path} must list local files in its own folder or absolute, got {url!r}")
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise InputError(f"{argument} {path} must list nsamples of at least 0, got {count!r} for {url!r}")
-    return [os.path.join(os.path.dirname(file), url) for url in urls], counts
+    shards = [os.path.join(os.path.dirname(file), url) for url in urls]
+    _check_once(argument, path, shards)
+    return shards, counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from sklearn.datasets import fetch_california_housing, fetch_openml, load_diabetes
-from sklearn.preprocessing import StandardScaler
 from torch.utils.data import DataLoader
 
 from scent_lightning.data.indexed import (
@@ -22,12 +23,18 @@ from scent_lightning.data.indexed import (
     place_in_run,
 )
 from scent_lightning.data.state import TrainedDataModule, fingerprint
+from scent_lightning.data.text_tables import column_names, named_twice, text_rows
 from scent_lightning.errors import InputError
 from scent_lightning.summary import listed, rows_in_words
 
 __all__ = ["TabularRegressionDataModule"]
 
 EVALUATION_BATCH = 8192
+_WITHOUT_NAME = re.compile(
+    r"Unnamed: [\d.]+|__index_level_\d+__"
+)  # what pandas calls an index, or a column without name
+_DATES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
+_TOLERANCE = 0.01  # rounding may take this fraction of a column's standard deviation
 
 
 def _diabetes(data_dir: Path) -> tuple[pd.DataFrame, str]:
@@ -99,17 +106,101 @@ BUILT_IN: dict[str, Callable[[Path], tuple[pd.DataFrame, str]]] = {
 
 
 def _read(path: Path) -> pd.DataFrame:
-    try:
-        frame: pd.DataFrame = pd.read_parquet(path) if path.suffix.lower() in (".parquet", ".pq") else pd.read_csv(path)
-    except Exception as error:
-        raise InputError(f"cannot read {path} as a table: {str(error).splitlines()[0]}") from error
-    frame.columns = [str(name).strip() for name in frame.columns]
+    """The table in a file. Its column names are without surrounding spaces, and none occurs twice.
+
+    ``attrs["index"]`` has the names of the columns that number or name the rows and are no features by themselves.
+    """
+    if path.suffix.lower() in (".parquet", ".pq"):
+        frame = _read_parquet(path)
+    else:
+        names = _checked_names(path)
+        try:
+            frame = pd.read_csv(path, names=names, header=0, index_col=False, low_memory=False)
+        except Exception as error:
+            raise _unreadable(path, error) from error
+        frame.attrs["index"] = [name for name in names if _WITHOUT_NAME.fullmatch(name)]
     return frame
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    try:
+        frame: pd.DataFrame = pd.read_parquet(path)
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    index = [str(name) for name in frame.index.names if name is not None]
+    if index:
+        frame = frame.reset_index()
+    frame.columns = [str(name).strip() for name in frame.columns]
+    _check_unique(path, list(frame.columns))
+    frame.attrs["index"] = [name for name in frame.columns if name in index or _WITHOUT_NAME.fullmatch(name)]
+    return frame
+
+
+def _checked_names(path: Path) -> list[str]:
+    """The header of a CSV file, every row of which has as many fields; columns without a name as pandas calls them."""
+    names = column_names(path, ",")
+    if len(names) == 1 and (other := next((mark for mark in ";\t|" if mark in names[0]), None)):
+        raise InputError(
+            f"{path} separates its columns by {other!r}: save it with commas between the columns and points in numbers"
+        )
+    _check_unique(path, names)
+    for line, fields in text_rows(path, ","):
+        if len(fields) < len(names):
+            raise InputError(
+                f"cannot read {path} as a table: line {line} has {len(fields)} fields where the header has {len(names)}"
+            )
+    for position, name in enumerate(names):
+        if not name:
+            named = f"Unnamed: {position}"
+            names[position] = named if named not in names else f"{named}.1"
+    return names
+
+
+def _check_unique(path: Path, names: list[str]) -> None:
+    if (name := named_twice(names)) is not None:
+        raise InputError(f"{path} has more than one column of the name {name!r} (spaces around it do not count)")
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return InputError(f"cannot read {path} as a table: {(str(error).splitlines() or [type(error).__name__])[0]}")
+
+
+def _mean_and_scale(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each column of ``(n, d)``; 1 where all values are the same."""
+    mean = values.mean(axis=0)
+    mean += (values - mean).mean(axis=0)  # what rounding has left in a mean far from 0
+    centred = values - mean
+    size = np.abs(centred).max(axis=0)
+    constant = values.min(axis=0) == values.max(axis=0)
+    size[constant] = 1.0
+    scale: np.ndarray = size * np.sqrt(np.mean((centred / size) ** 2, axis=0))  # squares neither overflow nor vanish
+    scale[constant] = 1.0
+    return mean, scale
 
 
 def _some(values: list[Any]) -> str:
     shown = ", ".join(str(value) for value in values[:5])
     return shown if len(values) <= 5 else f"{shown}, … ({len(values)} in all)"
+
+
+def _counts_rows(column: pd.Series) -> bool:
+    """Whether a column counts the rows, from 0 or 1."""
+    if not pd.api.types.is_integer_dtype(column) or column.isna().any() or len(column) < 3:
+        return False
+    values = column.to_numpy()
+    return values[0] in (0, 1) and bool((values == np.arange(len(values)) + values[0]).all())
+
+
+def _hint(column: pd.Series) -> str:
+    """What may be meant by the first value that is no number."""
+    texts = column.dropna().astype(str)
+    bad = texts[pd.to_numeric(texts, errors="coerce").isna()]
+    value = bad.iloc[0] if len(bad) else ""
+    if re.fullmatch(r"[-+]?[\d.,' \u00a0]*\d", value) and re.search(r"\d", value):
+        return "; write numbers with a decimal point and nothing between thousands"
+    if re.fullmatch(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*", value):
+        return "; make a date a number first, such as days since a date"
+    return ""
 
 
 class TabularRegressionDataModule(TrainedDataModule):
@@ -124,12 +215,17 @@ class TabularRegressionDataModule(TrainedDataModule):
     among whatever others, and scaled as in training. ``predict`` then needs no target: where the file lacks the column,
     or has nothing in it, ``target`` is None. A single row is enough.
 
+    Numbers have a decimal point; True and False are 1 and 0. Columns without a name and the index of a Parquet file are
+    left out with a warning unless ``features`` names them ("Unnamed: 0" is a first column without a name). Standardised
+    features are centred in float64 before they become float32; the target, and features that are not standardised,
+    become float32 as they are.
+
     Args:
         dataset: "diabetes" (442 rows, part of scikit-learn; the target is divided by 100), "california_housing"
             (20,640 rows, target in 100,000 dollars), "abalone" (4,177 rows, target scaled to 0…10), or the path of a
-            CSV file with a header or of a Parquet file.
+            CSV file with a header (commas, UTF-8; may be compressed as .gz, .bz2 or .xz) or of a Parquet file.
         target: the column to predict; needed for a file, and not allowed otherwise.
-        features: the columns to use; None takes all but the target.
+        features: the columns to use; None takes all but the target and an index.
         data_dir: where the named data sets are looked for before they are downloaded, as
             ``california_housing/cal_housing.csv`` and ``abalone/abalone.csv``; None takes the environment variable
             SCENT_LIGHTNING_DATA, or ``data``.
@@ -141,8 +237,10 @@ class TabularRegressionDataModule(TrainedDataModule):
         num_workers: loader processes; 0 loads in the training process, which is fastest here.
 
     Raises:
-        InputError: before training, in one sentence: an unknown data set, a missing file or column, a column that is
-            not numeric, rows with missing values (which), too few rows, or an argument out of range.
+        InputError: before training, in one sentence: an unknown data set, a missing file or column, two columns of one
+            name, a row with more or fewer fields than the header (which line), a column that is not numeric or holds
+            dates, rows with missing values (which), a number beyond float32 (in which row), a column whose differences
+            are lost in rounding, too few rows, or an argument out of range.
 
     Example:
         >>> data = TabularRegressionDataModule("diabetes", batch_size=50)
@@ -279,12 +377,13 @@ class TabularRegressionDataModule(TrainedDataModule):
     def _split(self, name: str) -> IndexedTensorDataset:
         """Features, target and index of a split; only of "predict" the target may be None."""
         if name not in self._splits:
-            _, features, target = self._table(labelled=name != "predict")
+            columns, features, target = self._table(labelled=name != "predict")
             chosen = self._rows(name)
             values = features[chosen]
             if self._scales():
                 mean, scale = self._scaler()
                 values = (values - mean) / scale
+                self._check_range(values, columns, chosen, "after scaling ")
             y = None if target is None else torch.from_numpy(target[chosen].astype(np.float32))
             self._splits[name] = IndexedTensorDataset(torch.from_numpy(values.astype(np.float32)), y)
         return self._splits[name]
@@ -299,8 +398,7 @@ class TabularRegressionDataModule(TrainedDataModule):
             if "mean" in saved:
                 self._scaling = saved["mean"].numpy(), saved["scale"].numpy()
             else:
-                scaler = StandardScaler().fit(self._table()[1][self._rows("train")])
-                self._scaling = scaler.mean_, scaler.scale_
+                self._scaling = _mean_and_scale(self._table()[1][self._rows("train")])
         return self._scaling
 
     def _rows(self, split: str) -> np.ndarray:
@@ -347,9 +445,7 @@ class TabularRegressionDataModule(TrainedDataModule):
             frame, target = _read(path), self.target
             if target is None and trained is None:
                 raise InputError(f"target must name a column of {path}: {_some(list(frame.columns))}")
-        columns = trained or (
-            [name for name in frame.columns if name != target] if self.features is None else self.features
-        )
+        columns = trained or (self._all_but(frame, target) if self.features is None else self.features)
         if trained is not None and (target not in frame.columns or frame[target].isna().all()):
             target = None
         wanted = columns if target is None else [*columns, target]
@@ -358,17 +454,35 @@ class TabularRegressionDataModule(TrainedDataModule):
             raise InputError(f"{self.dataset} has no column {_some(missing)}; it has: {', '.join(frame.columns)}")
         if target in columns or not columns:
             raise InputError(f"features must name at least one column other than the target, got {columns}")
+        if (twice := named_twice(columns)) is not None:
+            raise InputError(f"features must name each column once, got {twice!r} twice")
         values = self._numbers(frame, wanted)
+        if trained is None and len(values) > 0:
+            self._check_resolution(values, wanted)
         return columns, values[:, : len(columns)], None if target is None else values[:, -1]
 
+    def _all_but(self, frame: pd.DataFrame, target: str | None) -> list[str]:
+        """All columns but the target and an index; says so."""
+        index = [name for name in frame.attrs.get("index", []) if name != target]
+        if index:
+            rank_zero_warn(
+                f"{self.dataset}: {_some(index)} is left out, as an index or a column without a name; to use it, name "
+                "it in features"
+            )
+        columns = [name for name in frame.columns if name not in (target, *index)]
+        counting = [name for name in columns if _counts_rows(frame[name])]
+        if counting:
+            rank_zero_warn(
+                f"{self.dataset}: column {_some(counting)} counts the rows and is a feature like the others; if it is "
+                "an index, leave it out by naming the others in features"
+            )
+        return columns
+
     def _numbers(self, frame: pd.DataFrame, columns: list[str]) -> np.ndarray:
-        """Values of columns, float64, shape ``(n, len(columns))``, all of them finite."""
+        """Values of columns, float64, shape ``(n, len(columns))``, all of them finite and in the range of float32."""
         values = np.empty((len(frame), len(columns)))
         for position, name in enumerate(columns):
-            try:
-                values[:, position] = pd.to_numeric(frame[name]).to_numpy(dtype=float, na_value=np.nan)
-            except (TypeError, ValueError) as error:
-                raise InputError(f"column {name!r} of {self.dataset} is not numeric: {error}") from error
+            values[:, position] = self._column(frame[name], name)
         bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
         if bad.size:
             names = [columns[i] for i in np.flatnonzero(~np.isfinite(values).all(axis=0))]
@@ -376,4 +490,57 @@ class TabularRegressionDataModule(TrainedDataModule):
                 f"{self.dataset} has missing or non-finite values in rows {_some(bad.tolist())} (counted from 0), "
                 f"columns {_some(names)}"
             )
+        self._check_range(values, columns, np.arange(len(values)))
         return values
+
+    def _column(self, column: pd.Series, name: str) -> np.ndarray:
+        kind = pd.api.types.infer_dtype(column, skipna=True)
+        if kind in _DATES:
+            raise InputError(
+                f"column {name!r} of {self.dataset} holds dates or times, which are no numbers: make it a number, such "
+                "as days since a date, or leave it out by naming the others in features"
+            )
+        try:
+            if kind == "complex":
+                raise TypeError("it holds complex numbers")
+            numbers: np.ndarray = pd.to_numeric(column).to_numpy(dtype=float, na_value=np.nan)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"column {name!r} of {self.dataset} is not numeric: {error}{_hint(column)}") from error
+        if len(numbers) and (numbers == numbers[0]).all() and column.nunique() > 1:
+            raise InputError(
+                f"column {name!r} of {self.dataset} has different integers near {numbers[0]:.6g} that float64 makes "
+                "equal: subtract a constant from it"
+            )
+        return numbers
+
+    def _check_range(self, values: np.ndarray, columns: list[str], rows: np.ndarray, when: str = "") -> None:
+        """Raise InputError for a number that float32 cannot hold; ``rows`` says which rows of the file they are."""
+        beyond = np.argwhere(~(np.abs(values) <= np.finfo(np.float32).max))
+        if beyond.size:
+            row, position = beyond[0].tolist()
+            raise InputError(
+                f"column {columns[position]!r} of {self.dataset} has {values[row, position]:.6g} {when}in row "
+                f"{rows[row]} (counted from 0), which float32 cannot hold (at most 3.4e38): divide it by a constant"
+            )
+
+    def _check_resolution(self, values: np.ndarray, columns: list[str]) -> None:
+        """Raise InputError for a column whose differences are lost in rounding: in float64, or as it reaches the model.
+
+        Standardised features are centred in float64 before they become float32; all else becomes float32 as it is.
+        """
+        _, spread = _mean_and_scale(values)
+        varies = values.min(axis=0) != values.max(axis=0)
+        if not varies.all() and len(values) > 1:
+            same = [columns[position] for position in np.flatnonzero(~varies)]
+            rank_zero_warn(f"{self.dataset}: column {_some(same)} has the same value in every row")
+        largest = np.abs(values).max(axis=0)
+        lost = np.finfo(np.float64).eps / 2 * largest
+        centred = np.array([self.standardize and position < values.shape[1] - 1 for position in range(len(columns))])
+        rounded = np.abs(values - values.astype(np.float32)).max(axis=0)
+        lost = np.where(centred, lost, np.maximum(lost, rounded))
+        for position in np.flatnonzero(varies & (lost > _TOLERANCE * spread)).tolist():
+            raise InputError(
+                f"column {columns[position]!r} of {self.dataset} has values up to {largest[position]:.6g} that differ "
+                f"by about {spread[position]:.2g}, which rounding to float{'64' if centred[position] else '32'} blurs: "
+                "subtract a constant from it"
+            )

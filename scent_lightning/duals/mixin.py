@@ -24,7 +24,7 @@ from scent_lightning.duals.updates import DualUpdate
 from scent_lightning.duals.variable import DualVariable, IfChanged, Placement
 from scent_lightning.errors import InputError
 from scent_lightning.functional import Exponentials
-from scent_lightning.importing import named_by_checkpoint, without_imports_of
+from scent_lightning.importing import named_by, read_anywhere, without_imports_of
 from scent_lightning.progress import ProgressLR, check_progress, run_progress
 from scent_lightning.random_state import random_state, restore_random_state
 from scent_lightning.summary import announce
@@ -411,17 +411,26 @@ class DualVariableMixin(L.LightningModule):
 
         Raises:
             InputError: the file is truncated, is no checkpoint, or holds other objects than tensors and plain data; or
-                it names a class of a module that is not imported.
+                it names a class of a module that is not imported; or an argument that the checkpoint cannot hold, such
+                as a network, is missing.
         """
-        named = named_by_checkpoint(checkpoint_path, hparams_file, kwargs)
+        saved = read_anywhere(checkpoint_path)
+        named = named_by(saved, checkpoint_path, hparams_file)
+        others = {name: value for name, value in named.items() if name not in kwargs}
         parent: Any = super()
-        with without_imports_of(named, f"checkpoint {checkpoint_path}"):
-            return cast(
-                Self,
-                parent.load_from_checkpoint(
+        with without_imports_of(others, f"checkpoint {checkpoint_path}"):
+            try:
+                loaded = parent.load_from_checkpoint(
                     checkpoint_path, map_location, hparams_file, strict, weights_only=True, **kwargs
-                ),
-            )
+                )
+            except (RuntimeError, TypeError, ValueError) as error:
+                if lacking := _given_as_objects(cls, saved["state_dict"], {**named, **kwargs}):
+                    raise InputError(
+                        f"{' and '.join(lacking)} must be given to load_from_checkpoint again: checkpoint "
+                        f"{checkpoint_path} has the weights, not the Python object that they belong to"
+                    ) from error
+                raise
+        return cast(Self, loaded)
 
     def save_hyperparameters(
         self,
@@ -443,6 +452,12 @@ class DualVariableMixin(L.LightningModule):
             hparams = {key: value for key, value in hparams.items() if key in parameters or key.startswith("_")}
         self._hparams = self._to_hparams_dict(_plain(hparams))
         self._hparams_initial = copy.deepcopy(self._hparams)
+
+
+def _given_as_objects(task: type, weights: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
+    """Arguments of a task that are not known, though the weights of a module of that name are."""
+    names = [name for name in inspect.signature(task.__init__).parameters if name not in known]  # type: ignore[misc]
+    return [name for name in names if any(weight.startswith(f"{name}.") for weight in weights)]
 
 
 def _loaders(loop: Any) -> list[Any]:

@@ -26,6 +26,7 @@ from scent_lightning.metrics import RetrievalRecall
 from scent_lightning.metrics.entropic_risk import check_tau
 from scent_lightning.optional import of_vision
 from scent_lightning.progress import ProgressLR
+from scent_lightning.tasks.batches import three_parts
 from scent_lightning.tasks.training import TrainLossMixin, cosine, run_length
 
 __all__ = ["CLIPTask"]
@@ -200,8 +201,13 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         Raises:
             TypeError, ValueError, IndexError: an index that does not fit; nothing is written.
             DualDivergenceError: something is not finite in training; nothing is written.
-            InputError: there is but one pair; or the table was loaded from a checkpoint of another size.
+            InputError: there is but one pair, or there are not as many images as texts; or the table was loaded from a
+                checkpoint of another size.
         """
+        if image.shape != text.shape:
+            raise InputError(
+                f"images and texts must be pairs: got embeddings of shapes {tuple(image.shape)} and {tuple(text.shape)}"
+            )
         duals = [cast(DualVariable, self.duals[name]) for name in (_IMAGE, _TEXT)]
         many = exchange.distributed()
         check: Callable[..., Tensor] = duals[0].check_index
@@ -252,7 +258,7 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Update ν of the batch's pairs and return the loss; None for a batch with fewer than two pairs."""
-        images, texts, index = batch
+        images, texts, index = three_parts(batch, "images, texts")
         if not exchange.distributed() and len(index) < 2:
             self.skipped_batches += 1
             if self.skipped_batches == 1:
@@ -277,7 +283,7 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         self.model.logit_scale.data.copy_(-self.tau.data.log())
 
     def _evaluate(self, stage: str, batch: Batch) -> dict[str, Tensor]:
-        images, texts, index = batch
+        images, texts, index = three_parts(batch, "images, texts")
         image, text = self(images, texts)
         cast(RetrievalRecall, self.recalls[stage]).update(image, text, text_group(texts), index)
         return {"index": index, "image": image, "text": text}
@@ -377,7 +383,7 @@ def read_architecture(architecture: str | dict[str, Any]) -> str | dict[str, Any
         config = architecture
     elif architecture.endswith(".json"):
         try:
-            config = json.loads(Path(architecture).read_text())
+            config = json.loads(Path(architecture).read_text(encoding="utf-8-sig"))
         except (OSError, ValueError) as error:
             raise InputError(f"architecture {architecture} cannot be read as JSON: {error}") from error
     else:

@@ -17,6 +17,7 @@ from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.metrics.entropic_risk import EntropicRisk, check_tau
+from scent_lightning.tasks.batches import check_rows, three_parts
 from scent_lightning.tasks.training import LearningRateSchedule, TrainLossMixin, check_optimization, scheduled_optimizer
 
 __all__ = ["DRORegressionTask"]
@@ -55,7 +56,8 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
 
     Raises:
-        InputError: an argument out of its range.
+        InputError: an argument out of its range; in a step a batch that is not (features, target, index), a target that
+            is not of shape ``(B,)``, or a network that does not give one prediction a row.
 
     Example:
         >>> import torch
@@ -139,10 +141,12 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
 
     def losses(self, prediction: Tensor, target: Tensor) -> Tensor:
         """Loss of each row, shape ``(B,)``, in float32 or better, in the units of the loss."""
-        if prediction.shape != target.shape:
-            raise ValueError(
-                f"network must give one prediction a row: expected shape {tuple(target.shape)}, "
-                f"got {tuple(prediction.shape)}"
+        if prediction.shape != target.shape or prediction.ndim != 1:
+            if prediction.ndim == 1:
+                check_rows("target", target, len(prediction))
+            raise InputError(
+                f"network must give one prediction a row: expected shape ({len(target)},) or ({len(target)}, 1), got "
+                f"{tuple(prediction.shape)}"
             )
         residual = at_least_float32(prediction) - at_least_float32(target)
         if self.loss == "squared":
@@ -165,6 +169,7 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         size = linear.in_features + 1
         gram, moment = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
         for features, target, *_ in loader:
+            check_rows("target", target, len(features))
             rows = torch.cat([features.double().cpu(), torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
             gram += rows.T @ rows
             moment += rows.T @ target.double().cpu()
@@ -201,14 +206,14 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν and return τ times the dual objective of the batch."""
-        features, target, _ = batch
+        features, target, _ = three_parts(batch, "features, target")
         scores = (self.losses(self(features), target) / self.tau).unsqueeze(0)
         loss = self.tau * self.entropic_risk(_ANCHOR, scores, self.anchor)
         self.log_loss(loss)
         return loss
 
     def _evaluate(self, stage: str, batch: Batch) -> None:
-        features, target, _ = batch
+        features, target, _ = three_parts(batch, "features, target")
         prediction = self(features)
         losses = self.losses(prediction, target)
         metrics = cast(Any, self.stage_metrics[stage])

@@ -21,6 +21,7 @@ from scent_lightning.functional import at_least_float32
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Negatives
 from scent_lightning.optim import RowSparseSGD, average_sparse_gradient, clip_gradients
 from scent_lightning.random_state import seed_of
+from scent_lightning.tasks.batches import check_range, class_numbers, three_parts
 from scent_lightning.tasks.training import LearningRateSchedule, TrainLossMixin, check_optimization, scheduled_optimizer
 
 __all__ = ["ExtremeClassificationTask"]
@@ -44,12 +45,13 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
     it about a half. A larger learning rate lowers ν further and wants a larger log α; with features of unit norm
     learning rates of tens to hundreds are usual, and the guard (``max_log_weight`` 1 or 2) lets them train.
 
-    Logs ``train/loss`` (dual objective) and ``train/cross_entropy`` (log(1 + (K − 1) exp ν), a free running estimate of
-    the softmax cross-entropy) at logging steps, and for validation and test the exact ``…/cross_entropy``, ``…/top1``
-    and ``…/top5`` over all K classes, worked out in chunks of classes. ``predict`` gives the most probable classes.
+    Logs ``train/loss`` (dual objective) at logging steps, and where ``negatives`` is "all" the batch's softmax
+    cross-entropy as ``train/cross_entropy``: from fewer classes it cannot be told. For validation and test it logs
+    the exact ``…/cross_entropy``, ``…/top1`` and ``…/top5`` over all K classes, worked out in chunks of classes.
+    ``predict`` gives the most probable classes.
 
     In a distributed run the class weights' sparse gradient is kept from DDP and exchanged row by row; in-batch
-    negatives are those of each process's own share of the batch.
+    negatives are those of all processes.
 
     Args:
         num_features: number of features D; the command line takes it from the data module.
@@ -73,7 +75,8 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
         dual_placement: "module" keeps the table of ν on the module's device, "cpu" in main memory.
 
     Raises:
-        InputError: an argument out of its range.
+        InputError: an argument out of its range; in a step a batch that is not (inputs, labels, index), or labels that
+            are no integers of shape ``(B,)`` from 0 to K − 1.
 
     Example:
         >>> import torch
@@ -138,7 +141,10 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
     # ---------------------------------------------------------------- training
 
     def setup(self, stage: str) -> None:
-        """Keep the class weights from DDP, which has no way to send a sparse gradient."""
+        """Keep the class weights from DDP, which has no way to send a sparse gradient; look at labels of one's own."""
+        if self.trainer.datamodule is None and self.trainer.strategy.root_device.type != "cpu":  # type: ignore[attr-defined]
+            # Only here: were it a method, Lightning would warn of it wherever there is a data module.
+            self.on_before_batch_transfer = self._check_on_the_way  # type: ignore[method-assign]
         if stage != "fit" or self.trainer.world_size == 1 or self.head.negatives == "all":
             return
         if "head.weight" not in self._ddp_params_and_buffers_to_ignore:
@@ -177,25 +183,49 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν at the batch's rows and return the dual objective."""
-        inputs, labels, index = batch
+        inputs, labels, index = three_parts(batch, "inputs, labels")
+        features = self(inputs)
+        labels = class_numbers(labels, len(features))
+        shares = self.head.negatives == "in_batch" and exchange.distributed()
+        all_labels = exchange.of_all_processes(labels) if shares else None
+        try:
+            loss = self._risk(features, labels, all_labels, index)
+        except (IndexError, RuntimeError):
+            self._check_classes(labels if all_labels is None else all_labels)  # only now: it costs nothing otherwise
+            raise
+        for placeholder in self.ddp_placeholder:
+            loss = loss + 0 * placeholder
+        if self.log_loss(loss) and self.head.negatives == "all":
+            # Not from some classes, and not from ν, which trails: what is near 0 may then be off by any factor.
+            step = cast(DualVariable, self.duals[_ANCHOR]).last_step
+            if step is not None:
+                self.log("train/cross_entropy", softplus(step.log_mean + math.log(self.head.num_classes - 1)).mean())
+        return loss
+
+    def _risk(self, features: Tensor, labels: Tensor, all_labels: Tensor | None, index: Tensor) -> Tensor:
+        """The dual objective, after ν was updated."""
         variable = cast(DualVariable, self.duals[_ANCHOR])
-        in_batch = self.head.negatives == "in_batch"
-        all_labels = exchange.of_all_processes(labels) if in_batch and exchange.distributed() else None
-        features, samples = self(inputs), None
+        in_batch, samples = self.head.negatives == "in_batch", None
         if in_batch and variable.takes_exponentials and self.updates_duals() and self._loss_is_own():
             samples = self.head.exponentials(features, labels, all_labels)
         if samples is not None:
-            loss = self.entropic_risk_from(_ANCHOR, samples, index)
-        else:
-            scores, mask = self.head(features, labels, all_labels, self._draws())
-            if scores.shape[1] < 2 and in_batch:
-                self._count_skipped(labels if all_labels is None else all_labels)
-            loss = self.entropic_risk(_ANCHOR, scores, index, mask)
-        for placeholder in self.ddp_placeholder:
-            loss = loss + 0 * placeholder
-        if self.log_loss(loss) and (step := variable.last_step) is not None:
-            self.log("train/cross_entropy", softplus(step.nu + math.log(self.head.num_classes - 1)).mean())
-        return loss
+            return self.entropic_risk_from(_ANCHOR, samples, index)
+        scores, mask = self.head(features, labels, all_labels, self._draws())
+        if scores.shape[1] < 2 and in_batch:
+            self._count_skipped(labels if all_labels is None else all_labels)
+        return self.entropic_risk(_ANCHOR, scores, index, mask)
+
+    def _check_classes(self, labels: Tensor) -> None:
+        """Raise InputError for a label that is no class, where looking does not wait for a device."""
+        if labels.device.type == "cpu":
+            classes = self.head.num_classes
+            check_range(labels, classes - 1, f"from 0 to {classes - 1} (num_classes is {classes})")
+
+    def _check_on_the_way(self, batch: Any, dataloader_idx: int) -> Any:
+        """Lightning's ``on_before_batch_transfer`` where a label out of range would end the process on its device."""
+        if isinstance(batch, list | tuple) and len(batch) == 3 and isinstance(batch[1], Tensor):
+            self._check_classes(batch[1])
+        return batch
 
     def _loss_is_own(self) -> bool:
         """Whether head and loss are those of this package, so that one shortcut stands for both."""
@@ -238,8 +268,16 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
         Returns:
             Cross-entropy, shape ``(B,)``, and how many classes come before the right one (equal logits in the order of
             the classes), shape ``(B,)``, int64.
+
+        Raises:
+            InputError: labels of another shape, that are no integers, or that are no class.
         """
-        own_rows = torch.nn.functional.embedding(labels, self.head.weight)
+        labels = class_numbers(labels, len(features))
+        try:
+            own_rows = torch.nn.functional.embedding(labels, self.head.weight)
+        except IndexError:
+            self._check_classes(labels)
+            raise
         one = torch.nn.functional.normalize if self.head.normalize else (lambda rows, dim: rows)
         own = at_least_float32((one(features, dim=1) * one(own_rows, dim=1)).sum(dim=1, keepdim=True)) * self.head.scale
         total = torch.full((len(labels),), -math.inf, device=own.device, dtype=own.dtype)
@@ -253,7 +291,7 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
         return total - own.squeeze(1), rank
 
     def _evaluate(self, stage: str, batch: Batch) -> None:
-        inputs, labels, _ = batch
+        inputs, labels, _ = three_parts(batch, "inputs, labels")
         cross_entropy, rank = self.exact_cross_entropy(self(inputs), labels)
         metrics = cast(Any, self.stage_metrics[stage])
         metrics["cross_entropy"].update(cross_entropy)

@@ -19,6 +19,7 @@ from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32, check_surrogate, pairwise_scores
 from scent_lightning.metrics import OneWayPartialAUC, PartialAUCObjective, TwoWayPartialAUC
 from scent_lightning.metrics.entropic_risk import check_tau
+from scent_lightning.tasks.batches import binary_labels, check_range, check_rows, three_parts
 from scent_lightning.tasks.training import (
     LearningRateSchedule,
     TrainLossMixin,
@@ -33,6 +34,7 @@ Surrogate = Literal["squared_hinge", "squared", "hinge", "logistic"]
 Score = Literal["sigmoid", "raw"]
 Loss = Literal["partial_auc", "cross_entropy"]
 _ANCHOR = "nu"
+_BINARY = "0 (negative) or 1 (positive)"
 
 
 class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
@@ -86,7 +88,8 @@ class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
 
     Raises:
         InputError: an argument out of its range; before training a backbone checkpoint that does not match (which
-            keys); in training a batch without positives or without negatives, or a label other than 0 and 1.
+            keys); in training a batch without positives or without negatives; in a step a batch that is not (inputs,
+            labels, index), or labels other than 0 and 1 or not of shape ``(B,)``.
 
     Example:
         >>> import torch
@@ -254,9 +257,12 @@ class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν at the batch's positives and return τ times the dual objective; or return the cross-entropy."""
-        inputs, labels, index = batch
+        inputs, labels, index = three_parts(batch, "inputs, labels")
         output = self(inputs)
+        check_rows("labels", labels, len(output))
         if self.loss == "cross_entropy":
+            if labels.device.type == "cpu":
+                check_range(labels, 1, _BINARY)
             loss = binary_cross_entropy_with_logits(output, labels.to(output.dtype))
         else:
             scores = self.scores(output)
@@ -275,8 +281,9 @@ class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         return loss
 
     def _evaluate(self, stage: str, batch: Batch) -> dict[str, Tensor]:
-        inputs, labels, index = batch
+        inputs, labels, index = three_parts(batch, "inputs, labels")
         scores = self.scores(self(inputs))
+        labels = binary_labels(labels, len(scores))
         for name, metric in cast(Any, self.stage_metrics[stage]).items():
             metric.update(scores, labels)
             self.log(f"{stage}/{name}", metric, on_epoch=True, prog_bar=name in ("objective", "partial_auc"))
@@ -321,7 +328,7 @@ def _classes(labels: Tensor) -> tuple[Tensor, Tensor]:
     positives, negatives = ((labels == value).nonzero().squeeze(1) for value in (1, 0))
     if len(positives) + len(negatives) != len(labels):
         other = labels[(labels != 0) & (labels != 1)][0].item()
-        raise InputError(f"labels must be 0 (negative) or 1 (positive), got {other}")
+        raise InputError(f"labels must be {_BINARY}, got {other}")
     if not len(positives) or not len(negatives):
         lacking = "positive row (label 1)" if len(negatives) else "negative row (label 0)"
         raise InputError(

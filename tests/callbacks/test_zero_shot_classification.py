@@ -173,7 +173,7 @@ def test_rows_and_folder_are_classified_by_definition(trained, table, folder, st
 def test_names_and_templates(trained, table, folder, tmp_path, monkeypatch, arguments, names, templates, prefix):
     monkeypatch.setenv("SCENT_LIGHTNING_DATA", str(folder.parent.parent))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "names.txt").write_text("\n".join(NAMES[::-1]) + " \n\n")
+    (tmp_path / "names.txt").write_text("\ufeff" + "\n".join(NAMES[::-1]) + " \n\n", encoding="utf-8")
     trainer = quiet_trainer(callbacks=[ZeroShotClassification("paints/val", **arguments)])
     (metrics,) = trainer.validate(trained, datamodule=data_of(table, class_column=None), verbose=False)
     texts = [(template if isinstance(template, str) else template("{}")) for template in templates]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from scent_lightning.data import features as features_module
 from scent_lightning.data.features import (
     _STEP,
     FeatureDataModule,
@@ -212,6 +213,45 @@ def test_trainer_without_a_validation_split(tmp_path):
 def test_predict_takes_the_first_split_there_is(tmp_path, there, arguments, expected):
     index = rows_of(module(write(tmp_path, there), **arguments).predict_dataloader())[2]
     assert index.tolist() == list(range(expected))
+
+
+DEAD = {
+    "labels from 1": (
+        [1, 2, 3, 1, 2, 3],
+        [1, 3],
+        None,
+        r"1 of 4 classes .* row: 0; do the labels start at 1\?",
+    ),
+    "in another split only": (
+        [0, 1, 2, 0, 1, 2],
+        [0, 4, 4, 5, 1],
+        None,
+        "3 of 6 classes have no training row: 3, 4, 5; 3 rows of split 'val' are of 2 of them: 4, 5$",
+    ),
+    "a gap": ([0, 2, 4, 0, 2, 4], [0, 2], None, "2 of 5 classes have no training row: 1, 3$"),
+    "more classes than labels": ([0, 1, 2, 0, 1, 2], [0], 100, "97 of 100 .* training row: 3, 4, 5, 6, 7, …, 99$"),
+    "both": ([1, 3, 1, 3, 1, 3], [0, 2], None, "2 of 4 .* row: 0, 2; 2 rows of split 'val' are of 2 of them: 0, 2$"),
+}
+
+
+@pytest.mark.parametrize(("train", "val", "num_classes", "message"), DEAD.values(), ids=DEAD.keys())
+@pytest.mark.parametrize("at_once", [4, 2**20])
+def test_classes_without_a_training_row_are_named(tmp_path, monkeypatch, at_once, train, val, num_classes, message):
+    monkeypatch.setattr(features_module, "COUNTED_AT_ONCE", at_once)
+    for split, labels in (("train", train), ("val", val)):
+        (tmp_path / split).mkdir()
+        save(tmp_path / split / "features.npy", np.ones((len(labels), 2), dtype=np.float32))
+        save(tmp_path / split / "labels.npy", np.array(labels, dtype=np.uint16))
+    data = module(tmp_path, batch_size=2, num_classes=num_classes)
+    with pytest.warns(UserWarning, match=message) as said:
+        data.setup("fit")
+    assert len(said) == 1
+
+
+def test_nothing_is_said_where_every_class_has_a_row(tmp_path, recwarn):
+    module(write(tmp_path)).setup("fit")
+    module(tmp_path).setup("validate")
+    assert not recwarn.list
 
 
 def test_splits_of_other_names(tmp_path):

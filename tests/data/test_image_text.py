@@ -1,5 +1,6 @@
 """Image-text pairs: which index, pixels and tokens; skipped pairs, loaders, shapes, shards, every bad input."""
 
+import gzip
 import io
 import json
 import pickle
@@ -13,6 +14,7 @@ import jsonargparse
 import lightning as L
 import numpy as np
 import open_clip
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -209,6 +211,74 @@ def test_captions_that_look_like_something_else(tmp_path):
     data = module(write_table(tmp_path, captions={0: "None", 1: "nan", 2: "12", 3: ' "quoted" '}))
     assert data.captions("train")[:3] == ["None", "nan", "12"]
     assert data.num_anchors == 20
+
+
+QUOTED = {
+    "at the start": '"Hello, she said',
+    "at the end": 'he called it "',
+    "alone": '"',
+    "around a word": '"big" dog',
+    "two words": '"big" and "small"',
+    "odd": '""big dog',
+}
+
+
+@pytest.mark.parametrize("quoted", QUOTED.values(), ids=QUOTED.keys())
+def test_a_quotation_mark_swallows_no_row(tmp_path, quoted):
+    data = module(write_table(tmp_path, captions={3: quoted, 5: '"a cat', 8: 'a "cat"'}))
+    expected = {3: quoted, 5: '"a cat', 8: 'a "cat"'}
+    assert data.captions("train") == [expected.get(row, f"picture {row}") for row in range(20)]
+    check_pairs([part[9:] for part in rows_of(data.predict_dataloader())], range(9, 20))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_captions_that_pandas_has_written(tmp_path, name):
+    """It encloses a text with the separator, a quotation mark or a line end."""
+    captions = ['a "cat"', "a\tcat", "a, cat", 'a\ncat with "legs"', "a\n\ncat", '"', '"a\ncat"', "", " a cat\n", "cat"]
+    write_table(tmp_path)
+    for columns in (["filepath", "title", "part"], ["title", "part", "filepath"]):
+        frame = pd.DataFrame({"filepath": [f"images/{i}.png" for i in range(10)], "title": captions, "part": "train"})
+        frame[columns].to_csv(tmp_path / name, sep="," if name == "a.csv" else "\t", index=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the one without a caption
+            found = module(tmp_path / name, split_column="part", val_split=None).captions("train")
+        assert found == [caption.strip() for caption in captions]
+
+
+WRITTEN = {
+    "a byte-order mark": lambda content: b"\xef\xbb\xbf" + content,
+    "carriage returns": lambda content: content.replace(b"\n", b"\r"),
+    "both line ends": lambda content: content.replace(b"\n", b"\r\n"),
+    "empty lines": lambda content: content.replace(b"\n", b"\n\n"),
+    "no last line end": lambda content: content.rstrip(),
+    "spaces in the header": lambda content: content.replace(b"title", b" title "),
+    "compressed": gzip.compress,
+}
+
+
+@pytest.mark.parametrize("change", WRITTEN.values(), ids=WRITTEN.keys())
+@pytest.mark.parametrize("separator", [",", "\t"])
+def test_other_ways_to_write_the_same_table(tmp_path, change, separator):
+    path = write_table(tmp_path, name="a.csv" if separator == "," else "a.tsv", separator=separator)
+    content = change(path.read_bytes())
+    path = path.with_name(f"{path.name}.gz") if change is gzip.compress else path
+    path.write_bytes(content)
+    check_pairs(rows_of(module(path).predict_dataloader()), range(20))
+
+
+def test_short_rows_are_said(tmp_path):
+    path = write_table(tmp_path)
+    path.write_text(path.read_text().replace("\tpicture 4", "").replace("\tpicture 11", ""))
+    data = module(path)
+    with pytest.warns(UserWarning, match=r"2 rows of .* have fewer fields than the header, .*: lines 6, 13"):
+        data.setup("fit")
+    assert (data.num_anchors, data.skipped) == (20, {"train": 2})
+
+
+def test_spaces_around_the_split(tmp_path):
+    path = write_table(tmp_path, columns={"part": [" val", "val "] * 2 + [" train", "train"] * 8})
+    data = module(path, split_column="part")
+    assert (data.num_anchors, len(data.captions("val"))) == (16, 4)
 
 
 def test_an_absolute_path_may_lead_elsewhere(tmp_path):
@@ -450,6 +520,7 @@ def test_an_index_opens_shards_when_they_are_read(tmp_path):
         ({"txt": None}, r"sample '000003' of .*000\.tar has no \.txt member"),
         ({"txt": b" \n"}, "sample '000003' of .* has no caption"),
         ({"txt": b"\xff\xfe"}, "the text of sample '000003' of .* is not UTF-8"),
+        ({"txt": "picture 3".encode("utf-16-le")}, "the text of sample '000003' of .* has a NUL byte"),
         ({"png": None}, "sample '000003' of .* has no image"),
         ({"png": b"broken"}, "cannot read sample '000003' of .* as an image"),
         ({"png": png(3)[:90]}, "cannot read sample '000003' of .* as an image"),
@@ -462,6 +533,57 @@ def test_bad_samples_are_skipped(tmp_path, change, reason):
     with pytest.warns(UserWarning, match=f"pair 3 of split 'train' is skipped: {reason}"):
         check_pairs(rows_of(data.predict_dataloader()), [i for i in range(12) if i != 3])
     assert data.skipped == {"train": 1}
+
+
+def test_a_byte_order_mark_in_a_text_or_an_index(tmp_path):
+    write_shards(tmp_path, changes={3: {"txt": b"\xef\xbb\xbfpicture 3"}, 6: {"txt": b"\xef\xbb\xbf picture 6\r\n"}})
+    shards = [{"url": f"{number:03}.tar", "nsamples": count} for number, count in enumerate((5, 0, 7))]
+    (tmp_path / "index.json").write_text("\ufeff" + json.dumps(shards), encoding="utf-8")
+    check_pairs(rows_of(module(tmp_path / "index.json", source="webdataset").predict_dataloader()), range(12))
+
+
+TWICE = {
+    "the same again": ["0.png", "0.txt", "1.png", "1.txt", "0.png", "0.txt"],
+    "next to each other": ["0.png", "0.txt", "0.png", "0.txt"],
+    "another kind of image": ["0.png", "0.txt", "1.png", "1.txt", "0.jpg"],
+    "another text": ["0.png", "0.txt", "1.png", "1.txt", "0.txt"],
+    "in capitals": ["0.png", "0.PNG", "0.txt"],
+    "in a folder": ["a/0.png", "a/0.txt", "b/0.png", "b/0.txt", "a/0.png", "a/0.txt"],
+}
+
+
+@pytest.mark.parametrize("names", TWICE.values(), ids=TWICE.keys())
+def test_a_sample_twice_in_a_shard(tmp_path, names):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in names:
+            content = png(0) if "txt" not in name else b"picture 0"
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    with pytest.raises(InputError, match=r"shard .*a\.tar has sample '(a/)?0' twice"):
+        module(tmp_path / "a.tar", source="webdataset", batch_size=1).setup("fit")
+
+
+def test_other_members_of_a_sample_may_be_anywhere(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in ("0.json", "0.png", "0.webp", "1.png", "0.json", "0.txt", "1.txt", "1.json"):
+            content = png(int(name[0])) if "txt" not in name else f"picture {name[0]}".encode()
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    check_pairs(rows_of(module(tmp_path / "a.tar", source="webdataset", batch_size=1).predict_dataloader()), range(2))
+
+
+@pytest.mark.parametrize("folder", ["shards[1]", "what?", "all*", "a[!b]{c,d}", "[[]", "{000..002}"])
+@pytest.mark.parametrize("pattern", ["", "*.tar", "{000..002}.tar", "00[0-2].tar", "more*/../*.tar"])
+def test_folders_named_like_patterns(tmp_path, folder, pattern):
+    write_shards(tmp_path / folder)
+    (tmp_path / folder / "more[2]").mkdir()
+    write_shards(tmp_path / "shards1", (3,))
+    path = tmp_path / folder / pattern
+    check_pairs(rows_of(module(path, source="webdataset").predict_dataloader()), range(12))
+    path = tmp_path / folder / "000.tar"
+    assert module(path, source="webdataset").num_anchors == 5
 
 
 class Malice:
@@ -511,7 +633,7 @@ def test_shards_of_webdataset(tmp_path):
     check_pairs(rows_of(module(tmp_path / "a.tar", source="webdataset").predict_dataloader()), range(6))
 
 
-@pytest.mark.parametrize("where", ["data", "header", "between", "garbage", "gzip", "empty"])
+@pytest.mark.parametrize("where", ["data", "header", "between", "garbage", "joined", "gzip", "empty"])
 def test_spoiled_shard(tmp_path, where):
     pattern = write_shards(tmp_path)
     path = tmp_path / "002.tar"
@@ -523,9 +645,9 @@ def test_spoiled_shard(tmp_path, where):
         path.write_bytes(content[:cut])
     elif where == "garbage":
         path.write_bytes(content[: offset - 512] + b"x" * 512 + content[offset:])
+    elif where == "joined":
+        path.write_bytes(content + (tmp_path / "000.tar").read_bytes())
     elif where == "gzip":
-        import gzip
-
         path.write_bytes(gzip.compress(content))
     else:
         path.write_bytes(b"")
@@ -749,6 +871,10 @@ def table(change=None, **arguments):
     return prepare
 
 
+def csv(**arguments):
+    return table(name="pairs.csv", separator=",", **arguments)
+
+
 def shards(folder):
     return write_shards(folder)
 
@@ -809,7 +935,17 @@ CASES = [
     (table(rows=0), {}, "has no rows"),
     (table(lambda path: path.write_bytes(b"")), {}, "cannot read .* as a table"),
     (table(lambda path: path.write_bytes(b"\xff\xfe\x00\xd8\xff\t\n\xff")), {}, "cannot read .* as a table"),
-    (table(lambda path: path.write_text('filepath\ttitle\na\t"b\n')), {}, "cannot read .* as a table"),
+    (table(lambda path: path.write_bytes(path.read_text().encode("utf-16"))), {}, "it is UTF-16: save it as UTF-8"),
+    (table(captions={3: "caf\0"}), {}, "line 5 has a NUL byte"),
+    (table(lambda path: path.write_bytes(path.read_bytes() + b"a\tcaf\xe9\n")), {}, "line 22 is not UTF-8"),
+    (table(captions={7: "one\ttwo"}), {}, "line 9 has 3 fields where the header has 2"),
+    (csv(captions={7: "a cat, on a mat"}), {}, "line 9 has 3 fields where the header has 2: a text with the separator"),
+    (csv(captions={7: "a cat,"}), {}, "line 9 has 3 fields where the header has 2"),
+    (csv(captions={7: '"a "big" cat"'}), {}, "the row from line 9 on has a quotation mark that is not closed or not"),
+    (csv(captions={7: '"a cat'}), {}, "the row from line 9 on has a quotation mark that is not closed"),
+    (csv(captions={7: "a\rcat"}), {}, "the row from line 9 on has .* or a line end that is not quoted"),
+    (table(columns={"title": ["x"] * 20}), {}, "caption_column 'title' is more than once in"),
+    (table(columns={" title ": ["x"] * 20}), {}, "caption_column 'title' is more than once in"),
     (table(captions={row: str(row) for row in range(20)}), {}, "caption_column 'title' .* must hold text, got nothing"),
     (table(captions=dict.fromkeys(range(20), "")), {}, "split 'train' has no caption in any of its 20 rows"),
     (
@@ -826,6 +962,13 @@ CASES = [
         W,
         r"path .* has shards that are not there: .*003\.tar",
     ),
+    (
+        lambda folder: write_shards(folder).replace("000..002", "000,001,000"),
+        W,
+        r"names the shard .*000\.tar more than",
+    ),
+    (lambda folder: f"{write_shards(folder)}{{", W, "path .* has unbalanced braces"),
+    (text('[{"url": "a.tar", "nsamples": 1}, {"url": "./a.tar", "nsamples": 1}]'), W, r"names the shard .* more than"),
     (lambda folder: write_shards(folder, (0,)), W, "split 'train' has no rows"),
     (lambda folder: folder / "no.json", W, r"path .*no\.json is not a file"),
     (text("[1]"), W, "must be JSON with a shardlist of url and nsamples each"),

@@ -4,12 +4,13 @@ import pickle
 
 import pytest
 import torch
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from scent_lightning.data import IndexedTensorDataset, batch_loader
 from scent_lightning.data.augmentation import at_random
 from scent_lightning.data.batch_sampler import BatchRows, ShuffledBatchSampler
-from tests.helpers import Steps, quiet_trainer
+from scent_lightning.errors import InputError
+from tests.helpers import SoftmaxData, SoftmaxTask, Steps, quiet_trainer
 from tests.settings import SETTINGS, images
 
 
@@ -127,3 +128,33 @@ def test_overfit_batches_of_ones_own_loader(amount, batches):
     model = Steps()
     quiet_trainer(max_epochs=3, overfit_batches=amount).fit(model, batch_loader(data, 8, True))
     assert model.seen["train"] == 3 * [[*range(8)], [*range(8, 16)], [*range(16, 20)]][:batches]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"shuffle": True}, {"num_workers": 1}, {"drop_last": True}])
+@pytest.mark.parametrize("tensors", [1, 2, 3])
+def test_an_ordinary_loader_gives_the_same_batches(arguments, tensors):
+    """Of a single tensor of integers too, which has the shape of its index."""
+    dataset = IndexedTensorDataset(torch.arange(10, 20), torch.randn(10, 3), torch.arange(10.0)[:, None])
+    dataset = IndexedTensorDataset(*dataset.tensors[:tensors])
+    seen = []
+    for *batch, index in DataLoader(dataset, batch_size=4, **arguments):
+        seen += index.tolist()
+        assert len(batch) == tensors
+        assert all(torch.equal(*pair) for pair in zip(batch, dataset[index.tolist()][:-1], strict=True))
+        assert index.dtype == torch.int64
+    assert len(set(seen)) == (8 if "drop_last" in arguments else 10)
+    (ours,) = batch_loader(dataset, 10, False)
+    (theirs,) = DataLoader(dataset, batch_size=10)
+    assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
+
+
+def test_a_task_trains_with_an_ordinary_loader():
+    data = SoftmaxData(rows=24)
+    task = SoftmaxTask(24)
+    quiet_trainer(max_epochs=1).fit(task, DataLoader(data.dataset, batch_size=5, shuffle=True))
+    assert task.duals["nu"].visited.all()
+
+
+def test_tensors_of_different_lengths():
+    with pytest.raises(InputError, match="tensors must be of equal length, got 3, 4 rows"):
+        IndexedTensorDataset(torch.zeros(3), torch.zeros(4))

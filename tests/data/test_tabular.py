@@ -1,7 +1,13 @@
 """Tables: the named ones, files, splits, batches, and every bad input."""
 
+import datetime
+import decimal
+import gzip
+
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from sklearn.datasets import load_diabetes
@@ -113,7 +119,8 @@ def test_epochs_are_shuffled_by_their_number_alone(table, tmp_path):
 def test_chosen_features_and_constant_columns(table, tmp_path):
     table["c"] = 3.0
     data = TabularRegressionDataModule(write(table, tmp_path), target="y", features=["c", "a"], batch_size=4)
-    features, _, _ = rows_of(data.predict_dataloader())
+    with pytest.warns(UserWarning, match="column c has the same value in every row"):
+        features, _, _ = rows_of(data.predict_dataloader())
     assert features.shape == (30, 2)
     assert torch.isfinite(features).all()
 
@@ -137,6 +144,7 @@ CASES = [
     (lambda f: f, {"features": ["y"]}, "at least one column other than the target"),
     (lambda f: bad(f, b="red"), {}, "column 'b' of .* is not numeric"),
     (with_holes, {}, r"missing or non-finite values in rows 3, 5, 17 \(counted from 0\), columns a, b"),
+    (lambda f: f.head(0), {"batch_size": 1}, r"has 0 row\(s\); at least 2 are needed"),
     (lambda f: f.head(1), {"batch_size": 1}, r"has 1 row\(s\); at least 2 are needed"),
     (lambda f: f, {"batch_size": 31}, "batch_size 31 is larger than the data: there are 30 training rows"),
     (lambda f: f, {"batch_size": 0}, "batch_size must be a positive integer, got 0"),
@@ -149,6 +157,192 @@ def test_bad_tables(table, tmp_path, change, arguments, message):
     path = write(change(table), tmp_path)
     with pytest.raises(InputError, match=message):
         TabularRegressionDataModule(path, **{"target": "y", "batch_size": 4, **arguments}).setup("fit")
+
+
+# Files that could be read wrongly
+
+
+def text(content, name="t.csv"):
+    def write_text(folder):
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(folder / name)
+
+    return write_text
+
+
+def columns(name="t.csv", **values):
+    """Three rows of a and y unless told otherwise."""
+
+    def write_columns(folder):
+        return write(pd.DataFrame({"a": [1.0, 2.0, 4.0], "y": [1.0, 2.0, 3.0], **values}), folder, name)
+
+    return write_columns
+
+
+def parquet_of_names(*names):
+    def write_names(folder):
+        arrays = [pa.array([1.0, 2.0, 3.0 + number]) for number in range(len(names))]
+        pq.write_table(pa.table(arrays, names=list(names)), folder / "t.parquet")
+        return str(folder / "t.parquet")
+
+    return write_names
+
+
+REFUSED = {
+    "a name twice": (text("a,y,a\n1,2,3\n4,5,6\n"), "more than one column of the name 'a'"),
+    "a name twice with spaces": (text("a,y, a \n1,2,3\n4,5,6\n"), "more than one column of the name 'a'"),
+    "the target twice": (text("a,y,y\n1,2,3\n4,5,6\n"), "more than one column of the name 'y'"),
+    "a name twice in Parquet": (parquet_of_names("a", "y", " a"), "more than one column of the name 'a'|Duplicate"),
+    "datetimes": (columns("t.parquet", a=pd.to_datetime(["2020-01-01", None, "2021"], format="mixed")), "holds dates"),
+    "datetimes of a time zone": (columns("t.parquet", a=pd.date_range("2020", periods=3, tz="UTC")), "holds dates"),
+    "only NaT": (columns("t.parquet", a=pd.to_datetime([None] * 3)), "column 'a' .* holds dates or times"),
+    "dates": (columns("t.parquet", a=[datetime.date(2020, 1, day) for day in (1, 2, 3)]), "holds dates or times"),
+    "durations": (columns("t.parquet", a=pd.to_timedelta([1, 2, 3], unit="s")), "holds dates or times"),
+    "a date as target": (columns("t.parquet", y=pd.date_range("2020", periods=3)), "column 'y' .* holds dates"),
+    "written dates": (columns(a=["2020-01-01", "2020-01-02", "2020-01-05"]), "not numeric: .*make a date a number"),
+    "decimal commas": (columns(a=["1,5", "2,5", "3,0"]), "not numeric: .*'1,5'.*decimal point"),
+    "thousands": (columns(a=["1,234,567.5", "2", "3"]), "not numeric: .*nothing between thousands"),
+    "spaced thousands": (columns(a=["1 234", "2", "3"]), "not numeric: .*nothing between thousands"),
+    "semicolons": (text("a;b;y\n1,5;2;3\n1;2;3\n"), "separates its columns by ';'"),
+    "tabs": (text("a\ty\n1\t2\n"), r"separates its columns by '\\t'"),
+    "more fields": (text("a,y\n1,2\n1,5,2,5\n"), "line 3 has 4 fields where the header has 2"),
+    "more fields in all rows": (text("a,y\n1,2,\n3,4,\n"), "line 2 has 3 fields where the header has 2"),
+    "fewer fields": (text("a,b,y\n1,2,3\n1 2,3\n"), "line 3 has 2 fields where the header has 3"),
+    "a quotation mark": (text('a,b,y\n1,"2,3\n4,5,6\n'), "row from line 2 on has a quotation mark that is not closed"),
+    "a NUL byte": (text("a,y\n1,2\n3\0,4\n"), "line 3 has a NUL byte"),
+    "UTF-16": (text("a,y\n1,2\n".encode("utf-16")), "it is UTF-16: save it as UTF-8"),
+    "Latin-1": (text("a,größe,y\n1,2,3\n".encode("latin-1")), "line 1 is not UTF-8"),
+    "empty": (text(""), "it is empty"),
+    "beyond float32": (columns(a=[1.0, -1e39, 2.0]), r"column 'a' of .* has -1e\+39 in row 1 .* float32 cannot hold"),
+    "a target beyond float32": (columns(y=[1.0, 2.0, 4e38]), r"column 'y' of .* has 4e\+38 in row 2"),
+    "integers beyond float64": (
+        columns(a=[10**18, 10**18 + 1, 10**18 + 2]),
+        "different integers .* that float64 makes equal",
+    ),
+    "a column that float64 rounds": (columns(a=[1.7e18, 1.7e18 + 1000, 1.7e18 + 2000]), r"up to 1\.7e\+18 .* blurs"),
+    "floats beyond float64": (columns(a=[1e17, 1e17 + 16, 1e17 + 32]), "rounding to float64 blurs"),
+    "a target beyond float32's digits": (columns(y=[1.7e9, 1.7e9 + 60, 1.7e9 + 120]), "'y' .* rounding to float32"),
+    "complex numbers in words": (columns(a=["1+2j", "2", "3"]), "column 'a' of .* is not numeric"),
+    "text among numbers": (columns(a=["1", "two", "3"]), "column 'a' of .* is not numeric: .*two"),
+    "truth among numbers": (columns(a=["True", "2", "3"]), "column 'a' of .* is not numeric: .*True"),
+    "an empty column": (columns(a=[None, None, None]), "missing or non-finite values in rows 0, 1, 2 .* columns a"),
+    "empty but for spaces": (columns(a=["  ", "  ", "  "]), "column 'a' of .* is not numeric"),
+    "a category": (columns("t.parquet", a=pd.Categorical(["red", "blue", "red"])), "column 'a' of .* is not numeric"),
+}
+
+
+@pytest.mark.parametrize(("prepare", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_would_be_read_wrongly_is_refused(tmp_path, prepare, message):
+    with pytest.raises(InputError, match=message) as caught:
+        TabularRegressionDataModule(prepare(tmp_path), target="y", batch_size=1).setup("fit")
+    assert "\n" not in str(caught.value)
+
+
+READ = {
+    "a byte-order mark": text("\ufeffa,y\n1,10\n2,20\n4,30\n"),
+    "both line ends": text("a,y\r\n1,10\r\n2,20\r\n4,30\r\n"),
+    "carriage returns": text("a,y\r1,10\r2,20\r4,30"),
+    "spaces": text(" a , y\n 1, 10\n2 ,20 \n4,30\n\n"),
+    "quoted": text('"a","y"\n"1","10"\n"2","20"\n"4","30"\n'),
+    "compressed": text(gzip.compress(b"a,y\n1,10\n2,20\n4,30\n"), "t.csv.gz"),
+    "other order": text("y,a\n10,1\n20,2\n30,4\n"),
+    "numbers as text": columns("t.parquet", a=["1", "2", "4"], y=[10, 20, 30]),
+    "categories of numbers": columns("t.parquet", a=pd.Categorical([1, 2, 4]), y=[10, 20, 30]),
+    "decimals": columns("t.parquet", a=[decimal.Decimal(value) for value in (1, 2, 4)], y=[10, 20, 30]),
+    "small integers": columns("t.parquet", a=np.array([1, 2, 4], dtype=np.int8), y=np.array([10, 20, 30], np.uint16)),
+}
+
+
+@pytest.mark.parametrize("prepare", READ.values(), ids=READ.keys())
+def test_other_ways_to_write_the_same_numbers(tmp_path, prepare, recwarn):
+    data = TabularRegressionDataModule(prepare(tmp_path), target="y", batch_size=1, standardize=False)
+    features, target, _ = rows_of(data.predict_dataloader())
+    assert (features.tolist(), target.tolist()) == ([[1.0], [2.0], [4.0]], [10.0, 20.0, 30.0])
+    assert not recwarn.list
+
+
+def test_truth_is_one(tmp_path):
+    path = columns(a=[True, False, True], b=[3, 3, 4])(tmp_path)
+    data = TabularRegressionDataModule(path, target="y", batch_size=1, standardize=False)
+    assert rows_of(data.predict_dataloader())[0].tolist() == [[1.0, 3.0], [0.0, 3.0], [1.0, 4.0]]
+
+
+INDICES = {
+    "written by pandas": lambda frame, folder: frame.to_csv(folder / "t.csv"),
+    "written and read twice": lambda frame, folder: (
+        frame.to_csv(folder / "s.csv"),
+        pd.read_csv(folder / "s.csv").to_csv(folder / "t.csv"),
+    ),
+    "separators at the ends": lambda frame, folder: (folder / "t.csv").write_text(
+        "\n".join(f"{line}," for line in frame.to_csv(index=False).splitlines())
+    ),
+    "names of the rows": lambda frame, folder: frame.set_index(pd.Index(list("pqrs"))).to_csv(folder / "t.csv"),
+    "named in Parquet": lambda frame, folder: frame.set_index(pd.Index([3, 1, 4, 2], name="id")).to_parquet(
+        folder / "t.parquet"
+    ),
+    "unnamed in Parquet": lambda frame, folder: pq.write_table(
+        pa.table({"__index_level_0__": [0, 1, 2, 3], **frame.to_dict("list")}), folder / "t.parquet"
+    ),
+}
+
+
+@pytest.mark.parametrize("save", INDICES.values(), ids=INDICES.keys())
+def test_an_index_is_left_out_aloud(tmp_path, save):
+    frame = pd.DataFrame({"a": [1.0, 2.0, 4.0, 8.0], "y": [1.0, 2.0, 3.0, 4.0]})
+    save(frame, tmp_path)
+    (path,) = tmp_path.glob("t.*")
+    data = TabularRegressionDataModule(str(path), target="y", batch_size=1, standardize=False)
+    with pytest.warns(UserWarning, match="is left out, as an index or a column without a name"):
+        features, _, _ = rows_of(data.predict_dataloader())
+    assert features.tolist() == [[1.0], [2.0], [4.0], [8.0]]
+
+
+def test_an_index_is_a_feature_if_it_is_named(tmp_path):
+    pd.DataFrame({"a": [1.0, 2.0], "y": [1.0, 2.0]}, index=pd.Index([7, 8], name="id")).to_parquet(
+        tmp_path / "t.parquet"
+    )
+    arguments = {"target": "y", "batch_size": 1, "standardize": False}
+    data = TabularRegressionDataModule(str(tmp_path / "t.parquet"), features=["id"], **arguments)
+    assert rows_of(data.predict_dataloader())[0].tolist() == [[7.0], [8.0]]
+    pd.read_parquet(tmp_path / "t.parquet").reset_index(drop=True).to_csv(tmp_path / "t.csv")
+    data = TabularRegressionDataModule(str(tmp_path / "t.csv"), features=["Unnamed: 0", "a"], **arguments)
+    assert rows_of(data.predict_dataloader())[0].tolist() == [[0.0, 1.0], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_column_that_counts_the_rows_is_used_aloud(table, tmp_path, start):
+    path = write(table.assign(number=range(start, 30 + start)), tmp_path)
+    with pytest.warns(UserWarning, match="column number counts the rows and is a feature like the others"):
+        assert TabularRegressionDataModule(path, target="y", batch_size=4).num_features == 4
+
+
+def test_features_far_from_zero_are_centred_in_float64(tmp_path):
+    frame = pd.DataFrame({"stamp": 1_700_000_000_000_000_000 + np.arange(1000) ** 2 * 10**6, "y": np.arange(1000.0)})
+    features, _, _ = rows_of(
+        TabularRegressionDataModule(write(frame, tmp_path), target="y", batch_size=10).predict_dataloader()
+    )
+    squares = np.arange(1000.0) ** 2
+    np.testing.assert_allclose(features[:, 0], (squares - squares.mean()) / squares.std(), atol=1e-5)
+    with pytest.raises(InputError, match=r"'stamp' .* up to 1.7e\+18 .* which rounding to float32 blurs"):
+        TabularRegressionDataModule(str(tmp_path / "t.csv"), target="y", batch_size=10, standardize=False).setup("fit")
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-30, 1e30])
+def test_scaling_of_any_size(table, tmp_path, size):
+    table["b"] *= size
+    data = TabularRegressionDataModule(write(table, tmp_path), target="y", batch_size=4)
+    features, _, _ = rows_of(data.predict_dataloader())
+    torch.testing.assert_close(features.std(0, unbiased=False), torch.ones(3))
+
+
+def test_new_rows_that_float32_cannot_hold_after_scaling(table, tmp_path):
+    table["b"] *= 1e-30
+    data = TabularRegressionDataModule(write(table, tmp_path), target="y", batch_size=4)
+    state = data.state_dict()
+    new = TabularRegressionDataModule(write(table.assign(b=[0.0] * 29 + [1e20]), tmp_path, "new.csv"), target="y")
+    new.load_state_dict(state)
+    with pytest.raises(InputError, match=r"column 'b' of .* has .* after scaling in row 29"):
+        new.predict_dataloader()
 
 
 @pytest.mark.parametrize(

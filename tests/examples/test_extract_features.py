@@ -262,11 +262,46 @@ def test_bad_shards(tmp_path, capsys, files, message):
     assert message.format(shard) in refused(capsys, "--webdataset", shard, *MODEL, "--out", tmp_path / "out")
 
 
+@pytest.mark.parametrize("where", ["data", "header", "between", "garbage", "joined"])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_shard_that_is_cut(tmp_path, capsys, where, last):
+    pytest.importorskip("braceexpand", reason="shards need braceexpand")
+    image = encoded(picture(0, COLOURS["red"]), "PNG")
+    files = {f"{number}.{kind}": image if kind == "png" else b"0" for number in range(3) for kind in ("png", "cls")}
+    for name in ("0.tar", "1.tar"):
+        write_shard(tmp_path / name, files)
+    shard = tmp_path / ("1.tar" if last else "0.tar")
+    with tarfile.open(shard) as file:
+        offset = file.getmember("2.png").offset_data
+    content = shard.read_bytes()
+    if where == "garbage":
+        shard.write_bytes(content[: offset - 512] + b"x" * 512 + content[offset:])
+    elif where == "joined":
+        shard.write_bytes(2 * content)
+    else:
+        shard.write_bytes(content[: {"data": offset + 10, "header": offset - 100, "between": offset - 512}[where]])
+    error = refused(capsys, "--webdataset", tmp_path / "{0,1}.tar", *MODEL, "--out", tmp_path / "out")
+    assert f"cannot read {shard} as a whole, uncompressed tar file" in error
+
+
+def test_shards_in_a_folder_named_like_a_pattern(tmp_path, capsys):
+    pytest.importorskip("braceexpand", reason="shards need braceexpand")
+    image = encoded(picture(0, COLOURS["red"]), "PNG")
+    shards = tmp_path / "shards[1]"
+    shards.mkdir()
+    for name in ("0.tar", "1.tar"):
+        write_shard(shards / name, {"a.png": image, "a.cls": b"\xef\xbb\xbf3\r\n"})
+    run("--webdataset", shards / "{0..1}.tar", *MODEL, "--out", tmp_path / "out")
+    assert read(tmp_path / "out" / "train")[1].tolist() == [3, 3]
+    error = refused(capsys, "--webdataset", shards / "{0,1,0}.tar", *MODEL, "--out", tmp_path / "more")
+    assert "0.tar more than once" in error
+
+
 def test_file_that_is_no_tar(tmp_path, capsys):
     pytest.importorskip("braceexpand", reason="shards need braceexpand")
     (tmp_path / "0.tar").write_bytes(b"no tar file" * 100)
     error = refused(capsys, "--webdataset", tmp_path / "0.tar", *MODEL, "--out", tmp_path / "out")
-    assert "as an uncompressed tar file" in error
+    assert "as a whole, uncompressed tar file" in error
     assert "unbalanced braces" in refused(capsys, "--webdataset", "a{0..1", *MODEL, "--out", tmp_path / "out")
 
 

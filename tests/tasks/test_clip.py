@@ -37,16 +37,12 @@ def pairs():
     return IndexedTensorDataset(images, tokens)
 
 
-def as_it_is(batch):
-    return batch
-
-
 def loader(batch_size=12, rank=0, world=1):
     """Batches in the order of the data; two processes have the halves of each."""
     rows = [list(range(start, start + batch_size)) for start in range(0, N, batch_size)]
     part = batch_size // world
     rows = [batch[rank * part : (rank + 1) * part] for batch in rows]
-    return DataLoader(pairs(), batch_sampler=rows, collate_fn=as_it_is)
+    return DataLoader(pairs(), batch_sampler=rows)
 
 
 def task_of(dual=None, seed=0, **arguments):
@@ -224,7 +220,7 @@ def test_a_batch_of_one_is_skipped_and_warned_about_once():
 
 
 def test_architecture_by_name_file_and_content(tmp_path):
-    (tmp_path / "small.json").write_text(json.dumps(ARCHITECTURE))
+    (tmp_path / "small.json").write_text("\ufeff" + json.dumps(ARCHITECTURE), encoding="utf-8")
     by_file, by_content = task_of(architecture=str(tmp_path / "small.json")), task_of()
     images, texts = (tensor[:4] for tensor in pairs().tensors)
     for one, other in zip(by_file(images, texts), by_content(images, texts), strict=True):

@@ -161,7 +161,7 @@ def test_bad_arguments(arguments, message):
 
 
 def test_network_of_a_wrong_shape(data):
-    with pytest.raises(ValueError, match="one prediction a row"):
+    with pytest.raises(InputError, match="one prediction a row"):
         quiet_trainer(max_epochs=1).fit(DRORegressionTask(10, BSGD(), network=torch.nn.Linear(10, 2)), data)
 
 

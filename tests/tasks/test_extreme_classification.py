@@ -131,14 +131,30 @@ def test_a_step_changes_only_rows_of_the_batch(dataset):
     assert changed == dataset.tensors[1][:10].unique().tolist()
 
 
-def test_running_estimate_is_the_cross_entropy_for_exact_scores(dataset):
-    """With all classes as negatives and BSGD, log(1 + (K − 1) exp ν) is the softmax cross-entropy of the batch."""
-    task = task_of(BSGD(), negatives="all")
+@pytest.mark.parametrize("dual", [BSGD(), SOX(0.1), SCENT(-5.0)], ids=repr)
+def test_cross_entropy_of_training_is_exact(dataset, dual):
+    """With all classes as negatives it is the softmax cross-entropy of the batch, however far ν is behind."""
+    task = task_of(dual, negatives="all", lr=0.0001)
     torch.nn.init.normal_(task.head.weight, generator=torch.Generator().manual_seed(1))
+    trainer = quiet_trainer(max_epochs=2, limit_train_batches=1, log_every_n_steps=1)
+    trainer.fit(task, batch_loader(dataset, 50, False))
+    with torch.no_grad():
+        task.head.weight.mul_(1.5)
     expected = exact(task, dataset)[0][:50].mean().item()
-    trainer = quiet_trainer(max_steps=1, log_every_n_steps=1)
+    trainer.fit_loop.max_epochs = 3
     trainer.fit(task, batch_loader(dataset, 50, False))
     assert trainer.callback_metrics["train/cross_entropy"].item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("negatives", ["in_batch", "uniform"])
+def test_no_cross_entropy_is_logged_from_some_classes(dataset, negatives):
+    """Where the others are not scored, an estimate may say 1e-12 of 1e-4."""
+    trainer = quiet_trainer(max_steps=3, log_every_n_steps=1)
+    trainer.fit(task_of(negatives=negatives), batch_loader(dataset, 50, True))
+    assert {name for name in trainer.callback_metrics if name.startswith("train/")} <= {
+        "train/loss",
+        "train/loss_epoch",
+    }
 
 
 @pytest.mark.slow

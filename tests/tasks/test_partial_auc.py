@@ -26,18 +26,11 @@ N = POSITIVE + NEGATIVE
 DUALS = [SCENT(2.0, max_log_weight=2.0), SOX(0.5), BSGD(), ASGD(0.5), UMax(0.5, 1.0), SoftplusASGD(0.5, 1e-3)]
 
 
-class Rows(IndexedTensorDataset):
-    """Fetched by a list of indices, as a sampler of batches gives them."""
-
-    def __getitem__(self, index):
-        return self.__getitems__(index) if isinstance(index, list) else super().__getitem__(index)
-
-
 def rows():
     generator = torch.Generator().manual_seed(0)
     labels = (torch.randperm(N, generator=generator) < POSITIVE).long()
     direction = torch.linspace(0.1, 1.0, D)
-    return Rows(torch.randn(N, D, generator=generator) + 1.2 * labels.unsqueeze(1) * direction, labels)
+    return IndexedTensorDataset(torch.randn(N, D, generator=generator) + 1.2 * labels.unsqueeze(1) * direction, labels)
 
 
 def task_of(dual=None, **arguments):
@@ -180,7 +173,7 @@ def images():
     generator = torch.Generator().manual_seed(0)
     labels = (torch.arange(60) % 3 == 0).long()
     pictures = torch.randn(60, 3, 8, 8, generator=generator) + labels.reshape(-1, 1, 1, 1)
-    return Rows(pictures, labels)
+    return IndexedTensorDataset(pictures, labels)
 
 
 def network():

@@ -1,0 +1,74 @@
+"""What a batch must be: checked by its shapes and types, which are known without waiting for a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scent_lightning.errors import InputError
+
+__all__ = ["binary_labels", "check_range", "check_rows", "class_numbers", "three_parts"]
+
+
+def three_parts(batch: Any, names: str) -> tuple[Any, Any, Any]:
+    """The parts of a batch.
+
+    Args:
+        batch: three of them.
+        names: what the first two are.
+
+    Raises:
+        InputError: it has another number of parts.
+    """
+    try:
+        first, second, index = batch
+    except (TypeError, ValueError) as error:
+        count = f"{len(batch)} part(s)" if isinstance(batch, list | tuple) else type(batch).__name__
+        raise InputError(
+            f"a batch must be ({names}, index), where index is the position of each row in the data set, got {count}"
+        ) from error
+    return first, second, index
+
+
+def check_rows(name: str, values: Tensor, rows: int) -> None:
+    """Raise InputError unless ``values`` has shape ``(rows,)``."""
+    if values.shape != (rows,):
+        raise InputError(f"{name} must have shape ({rows},), one for each row of the batch, got {tuple(values.shape)}")
+
+
+def class_numbers(labels: Tensor, rows: int) -> Tensor:
+    """Labels as int64, shape ``(rows,)``; raises InputError for another shape or for what are no integers."""
+    check_rows("labels", labels, rows)
+    if labels.dtype == torch.int64:
+        return labels
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise InputError(f"labels must be integers, the number of each row's class, got {labels.dtype}")
+    return labels.long()
+
+
+def binary_labels(labels: Tensor, rows: int) -> Tensor:
+    """Labels as integers or bool, shape ``(rows,)``; raises InputError for another shape or for fractions."""
+    check_rows("labels", labels, rows)
+    if not labels.is_floating_point():
+        return labels
+    whole = labels.long()
+    if not torch.equal(whole.to(labels.dtype), labels):
+        raise InputError(f"labels must be 0 or 1, got {labels[whole != labels][0].item():g}")
+    return whole
+
+
+def check_range(labels: Tensor, largest: int, what: str) -> None:
+    """Raise InputError unless all labels are from 0 to ``largest``; on a GPU this would wait for the device.
+
+    Args:
+        labels: any shape.
+        largest: largest label that is allowed.
+        what: the rest of "labels must be …".
+    """
+    if labels.numel() == 0:
+        return
+    least, most = (value.item() for value in labels.aminmax())
+    if least < 0 or most > largest:
+        raise InputError(f"labels must be {what}, got {least if least < 0 else most}")
