@@ -31,6 +31,7 @@ from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.duals.variable import IfChanged
 from scent_lightning.errors import InputError
 from scent_lightning.failure import failure
+from scent_lightning.named_checkpoints import find_checkpoint, is_word
 
 __all__ = ["ScentCLI", "default_callbacks", "main"]
 
@@ -206,12 +207,16 @@ class ScentCLI(LightningCLI):
             return
         config = self.config[self.subcommand]
         checkpoint = config.get("ckpt_path")
+        if is_word(checkpoint):
+            word, checkpoint = checkpoint, find_checkpoint(checkpoint, config.get("trainer") or {})
+            config["ckpt_path"] = checkpoint
+            rank_zero_info(f"Checkpoint {word}: {checkpoint}")
         if self.subcommand != "fit" and checkpoint is None:
             raise InputError(
                 f"{self.subcommand} needs --ckpt_path: without a checkpoint it would run on untrained weights "
                 "(checkpoints lie in the folder 'checkpoints' beside the TensorBoard log of the run)"
             )
-        if checkpoint not in (None, "best", "last", "hpc", "registry") and not Path(checkpoint).exists():
+        if checkpoint is not None and not is_word(checkpoint) and not Path(checkpoint).exists():
             raise InputError(f"ckpt_path {checkpoint} does not exist")
         path = local_path(checkpoint)
         self._from_checkpoint.path = path if path is not None and path.is_file() else None
