@@ -26,7 +26,7 @@ from scent_lightning.metrics import RetrievalRecall
 from scent_lightning.metrics.entropic_risk import check_tau
 from scent_lightning.optional import of_vision
 from scent_lightning.progress import ProgressLR
-from scent_lightning.tasks.training import TrainLossMixin, cosine, run_length
+from scent_lightning.tasks.training import TrainLossMixin, check_trains, cosine, run_length
 
 __all__ = ["CLIPTask"]
 
@@ -335,6 +335,7 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         if self.tau.requires_grad:
             groups.append({"params": [self.tau], "lr": self.tau_lr, "weight_decay": 0.0})
         groups = [group for group in groups if group["params"]]
+        check_trains(groups, "set lock_image or lock_text to false, or learn_tau to true")
         optimizer = torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.adam_epsilon)
         warmup = self.warmup_steps
         share = min(warmup / run_length(self.trainer, "the cosine of the learning rate"), 1.0)
