@@ -143,6 +143,8 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
             raise InputError(f"chunk must be a positive integer or null, got {chunk!r}")
         architecture = read_architecture(architecture)
         self.save_hyperparameters()
+        # The command line hands over its own: of a JSON file the name, which means nothing once the file is gone.
+        self.hparams["architecture"] = architecture
         self.model = build_model(architecture, pretrained)
         if tau is None:
             tau = _start_of_tau(self.model, pretrained, min_tau, max_tau)
