@@ -49,7 +49,7 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
     and ``…/top5`` over all K classes, worked out in chunks of classes. ``predict`` gives the most probable classes.
 
     In a distributed run the class weights' sparse gradient is kept from DDP and exchanged row by row; in-batch
-    negatives are those of each process's own share of the batch.
+    negatives are the distinct labels of the whole batch, of all processes.
 
     Args:
         num_features: number of features D; the command line takes it from the data module.
