@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-import re
+import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -20,17 +21,18 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning_utilities.core.apply_func import apply_to_collection
-from lightning_utilities.core.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from scent_lightning import data, duals, tasks
+from scent_lightning.arguments import check_trainer, explain
 from scent_lightning.callbacks import DualVariableMonitor, LastCheckpoint, PredictionWriter
 from scent_lightning.callbacks.lookup import tensorboard_loggers
 from scent_lightning.checkpoint import AtomicCheckpointIO, local_path, read_checkpoint
 from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.duals.variable import IfChanged
 from scent_lightning.errors import InputError
-from scent_lightning.failure import failure
+from scent_lightning.failure import failure, shows_traceback, users_error
+from scent_lightning.named_checkpoints import find_checkpoint, is_word
 
 __all__ = ["ScentCLI", "default_callbacks", "main"]
 
@@ -57,22 +59,6 @@ def default_callbacks(trainer_config: dict[str, Any], subcommand: str = "fit") -
     return callbacks
 
 
-def _known(package: Any, base: type) -> list[str]:
-    return [
-        name
-        for name in package.__all__
-        if isinstance(found := getattr(package, name), type) and issubclass(found, base)
-    ]
-
-
-KNOWN = {
-    "dual": [name for name in _known(duals, DualUpdate) if name != "DualUpdate"],
-    "model": _known(tasks, L.LightningModule),
-    "data": _known(data, L.LightningDataModule),
-}
-KINDS = {"dual": "dual update", "model": "task", "data": "data module"}
-
-
 class ScentArgumentParser(LightningArgumentParser):
     """Says what is wrong in one sentence, with the names that would be right."""
 
@@ -80,35 +66,12 @@ class ScentArgumentParser(LightningArgumentParser):
         """Exit with code 2 and a sentence instead of the whole usage and jsonargparse's list of attempts."""
         if not self.exit_on_error:
             super().error(message, ex)
+        if ex is not None:
+            _leave_to_the_user(ex)
+            if shows_traceback():
+                traceback.print_exception(ex)
         print(f"scent-lightning: error: {explain(message)}", file=sys.stderr)
         raise SystemExit(2)
-
-
-def explain(message: str) -> str:
-    """Turn a message of jsonargparse about the three classes into one sentence; others are left as they are."""
-    key = re.match(r'Parser key "(?:\w+\.)?(dual|model|data)\b', message)
-    if key:
-        known = f"known are {', '.join(KNOWN[key[1]])}, or the import path of your own"
-        unknown = re.search(r"Expected a dot import path string: (\S+)", message)
-        if unknown:
-            return f"unknown {KINDS[key[1]]} {unknown[1]!r} for --{key[1]}: {known}"
-        missing = re.search(r"class_path '[\w.]*?(\w+)':\s*the following arguments are required: ([^\n]+)", message)
-        if missing:
-            return f"--{key[1]} {missing[1]} needs its argument(s) {missing[2]}, as --{key[1]}.NAME VALUE"
-        refused = re.search(r"class_path '[\w.]*?(\w+)':\s*Option '([^']+)' is not accepted", message)
-        if refused:
-            return f"--{key[1]} {refused[1]} has no argument {refused[2]!r}; --{key[1]}.help {refused[1]} lists them"
-    keys = re.findall(r'Parser key "([^"]+)"', message)
-    wanted = re.search(r"Expected a <class '(\w+)'>", message)
-    given = re.search(r"Got value: (.+)", message) or re.search(r"Given value: (.+)", message)
-    if keys and wanted and given:
-        return f"--{'.'.join(keys)} must be {wanted[1]}, got {given[1]}"
-    required = re.match(r"the following arguments are required: (.+)", message)
-    if required:
-        names = [name.rpartition(".")[2] for name in required[1].split(", ")]
-        texts = [f"--{name}" + (f" (one of {', '.join(KNOWN[name])})" if name in KNOWN else "") for name in names]
-        return f"needed, in a --config file or by itself: {', '.join(texts)}"
-    return message
 
 
 class _FromCheckpoint:
@@ -206,12 +169,16 @@ class ScentCLI(LightningCLI):
             return
         config = self.config[self.subcommand]
         checkpoint = config.get("ckpt_path")
+        if is_word(checkpoint):
+            word, checkpoint = checkpoint, find_checkpoint(checkpoint, config.get("trainer") or {})
+            config["ckpt_path"] = checkpoint
+            rank_zero_info(f"Checkpoint {word}: {checkpoint}")
         if self.subcommand != "fit" and checkpoint is None:
             raise InputError(
                 f"{self.subcommand} needs --ckpt_path: without a checkpoint it would run on untrained weights "
                 "(checkpoints lie in the folder 'checkpoints' beside the TensorBoard log of the run)"
             )
-        if checkpoint not in (None, "best", "last", "hpc", "registry") and not Path(checkpoint).exists():
+        if checkpoint is not None and not is_word(checkpoint) and not Path(checkpoint).exists():
             raise InputError(f"ckpt_path {checkpoint} does not exist")
         path = local_path(checkpoint)
         self._from_checkpoint.path = path if path is not None and path.is_file() else None
@@ -220,6 +187,7 @@ class ScentCLI(LightningCLI):
                 "weights_only must not be false: what a checkpoint holds besides plain data could run code"
             )
         config["weights_only"] = True
+        check_trainer(config.get("trainer") or {})
 
     def instantiate_classes(self) -> None:
         """Tell the task what becomes of ν if the data have changed."""
@@ -249,6 +217,12 @@ class ScentCLI(LightningCLI):
         checkpoints = [c.last_model_path for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         for path in filter(None, checkpoints):
             rank_zero_info(f"Last checkpoint: {path}")
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            monitor = getattr(callback, "monitor", None)
+            if isinstance(monitor, str) and monitor not in self.trainer.callback_metrics:
+                logged = ", ".join(sorted(self.trainer.callback_metrics))
+                name = type(callback).__name__
+                rank_zero_warn(f"{name} monitors {monitor!r}, which was not logged in this run; logged were {logged}")
 
     def after_predict(self) -> None:
         """Say where the predictions are."""
@@ -263,6 +237,12 @@ def _of_thread(otherwise: Callable[[threading.ExceptHookArgs], Any], raised: thr
         otherwise(raised)
 
 
+def _leave_to_the_user(error: BaseException) -> None:
+    """Raise what the user's own code has raised: jsonargparse tells of it in a list of attempts, without its place."""
+    if (theirs := users_error(error)) is not None:
+        raise theirs from theirs.__cause__
+
+
 def main(args: ArgsType = None) -> None:
     """Run the command line.
 
@@ -273,7 +253,10 @@ def main(args: ArgsType = None) -> None:
         SystemExit: with one sentence on standard error for all that :func:`failure` knows: code 2 for a wrong argument,
             setting, file or folder, and code 1 where training diverges.
     """
-    before = threading.excepthook
+    before, folder = threading.excepthook, os.getcwd()
+    is_new = folder not in sys.path
+    if is_new:
+        sys.path.append(folder)  # the last place: no file there stands in for an installed module
     threading.excepthook = partial(_of_thread, before)
     try:
         ScentCLI(
@@ -292,8 +275,13 @@ def main(args: ArgsType = None) -> None:
     except Exception as error:
         known = failure(error)
         if known is None:
+            _leave_to_the_user(error)
             raise
+        if shows_traceback():
+            traceback.print_exc()
         print(f"scent-lightning: error: {known[1]}", file=sys.stderr)
         raise SystemExit(known[0]) from None
     finally:
         threading.excepthook = before
+        if is_new:
+            sys.path.remove(folder)

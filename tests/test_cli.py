@@ -222,7 +222,7 @@ BAD = [
     (["--data.dataset", "holes.csv", "--data.target", "y"], "missing or non-finite values in rows 1"),
     (["--data.dataset", "one.csv", "--data.target", "y"], r"one.csv has 1 row\(s\); at least 2 are needed"),
     (["--ckpt_path", "nothing.ckpt"], "ckpt_path nothing.ckpt does not exist"),
-    (["--trainer.max_epochs", "many"], "--trainer.max_epochs must be int, got many"),
+    (["--trainer.max_epochs", "many"], "--trainer.max_epochs must be int or null, got many"),
     (["--nothing", "1"], "nrecognized arguments: --nothing"),
 ]
 

@@ -1,9 +1,14 @@
 """The README's code runs, its files exist, and its commands are the ones that CI runs."""
 
 import re
+import runpy
+import shlex
+import sys
 
+import pytest
 import torch
 
+from scent_lightning.cli import main
 from tests.conftest import ROOT
 from tests.helpers import SoftmaxData, quiet_trainer
 
@@ -36,3 +41,50 @@ def test_ci_runs_the_commands_of_the_first_screen():
     assert '--editable ".[dev]"' in steps
     assert test.strip().endswith("python -m pytest -n auto")
     assert steps.strip().endswith("python -m pytest -n auto")
+
+
+def commands():
+    """Every command of the README, as it is written, with its comment left out."""
+    lines = "\n".join(blocks("bash")).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line.startswith(("scent-lightning ", "python "))]
+
+
+# Of each run only a part: the commands are tried, not what they reach.
+SHORT = [
+    "--trainer.limit_train_batches",
+    "2",
+    "--trainer.limit_val_batches",
+    "2",
+    "--trainer.limit_predict_batches",
+    "1",
+]
+SHORT += ["--trainer.limit_test_batches", "1", "--trainer.enable_progress_bar", "false", "--trainer.accelerator", "cpu"]
+
+
+@pytest.mark.slow
+def test_commands_run_as_they_are_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("configs", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.setattr(sys, "argv", ["small_data.py", "small_data"])
+    runpy.run_path("examples/small_data.py", run_name="__main__")
+    ran = 0
+    for program, *arguments in commands():
+        if program == "scent-lightning" and any(".help" in argument for argument in arguments):
+            with pytest.raises(SystemExit, match="0"):
+                main(arguments)
+        elif program == "scent-lightning":
+            epochs = {"--trainer.max_epochs"} & set(arguments)  # a run to go on with is longer
+            monkeypatch.setattr(sys, "argv", ["scent-lightning"])
+            main([*arguments, *SHORT, *([] if epochs or arguments[0] != "fit" else ["--trainer.max_epochs", "1"])])
+        elif arguments[0] == "examples/export_open_clip.py":
+            monkeypatch.setattr(sys, "argv", arguments)
+            capsys.readouterr()
+            runpy.run_path(arguments[0], run_name="__main__")
+            names = {}
+            exec(capsys.readouterr().out, names)
+            assert names["model"].visual.image_size == (32, 32)
+        else:
+            continue
+        ran += 1
+    assert ran >= 13

@@ -27,7 +27,7 @@ from scent_lightning.metrics.entropic_risk import check_tau
 from scent_lightning.optional import of_vision
 from scent_lightning.progress import ProgressLR
 from scent_lightning.tasks.batches import three_parts
-from scent_lightning.tasks.training import TrainLossMixin, cosine, run_length
+from scent_lightning.tasks.training import TrainLossMixin, check_trains, cosine, run_length
 
 __all__ = ["CLIPTask"]
 
@@ -144,6 +144,8 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
             raise InputError(f"chunk must be a positive integer or null, got {chunk!r}")
         architecture = read_architecture(architecture)
         self.save_hyperparameters()
+        # The command line hands over its own: of a JSON file the name, which means nothing once the file is gone.
+        self.hparams["architecture"] = architecture
         self.model = build_model(architecture, pretrained)
         if tau is None:
             tau = _start_of_tau(self.model, pretrained, min_tau, max_tau)
@@ -341,6 +343,7 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         if self.tau.requires_grad:
             groups.append({"params": [self.tau], "lr": self.tau_lr, "weight_decay": 0.0})
         groups = [group for group in groups if group["params"]]
+        check_trains(groups, "set lock_image or lock_text to false, or learn_tau to true")
         optimizer = torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.adam_epsilon)
         warmup = self.warmup_steps
         share = min(warmup / run_length(self.trainer, "the cosine of the learning rate"), 1.0)

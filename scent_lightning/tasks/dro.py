@@ -18,7 +18,13 @@ from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.metrics.entropic_risk import EntropicRisk, check_tau
 from scent_lightning.tasks.batches import check_rows, three_parts
-from scent_lightning.tasks.training import LearningRateSchedule, TrainLossMixin, check_optimization, scheduled_optimizer
+from scent_lightning.tasks.training import (
+    LearningRateSchedule,
+    TrainLossMixin,
+    check_optimization,
+    check_trains,
+    scheduled_optimizer,
+)
 
 __all__ = ["DRORegressionTask"]
 
@@ -137,7 +143,12 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
     def forward(self, features: Tensor) -> Tensor:
         """Predictions, shape ``(B,)``, for features of shape ``(B, d)``."""
         prediction: Tensor = self.network(features)
-        return prediction.squeeze(-1) if prediction.ndim == 2 and prediction.shape[1] == 1 else prediction
+        if prediction.shape not in ((len(features),), (len(features), 1)):
+            raise InputError(
+                f"network must give one prediction a row: expected shape ({len(features)},) or ({len(features)}, 1), "
+                f"got {tuple(prediction.shape)}"
+            )
+        return prediction.squeeze(-1) if prediction.ndim == 2 else prediction
 
     def losses(self, prediction: Tensor, target: Tensor) -> Tensor:
         """Loss of each row, shape ``(B,)``, in float32 or better, in the units of the loss."""
@@ -274,6 +285,7 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
     def configure_optimizers(self) -> Any:
         """SGD with momentum, or the optimiser given, with the learning-rate schedule."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        check_trains(parameters, "give a network that is not frozen")
         if self.optimizer is not None:
             optimizer = self.optimizer(parameters)
         else:

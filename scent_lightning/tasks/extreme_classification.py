@@ -51,7 +51,7 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
     ``predict`` gives the most probable classes.
 
     In a distributed run the class weights' sparse gradient is kept from DDP and exchanged row by row; in-batch
-    negatives are those of all processes.
+    negatives are the distinct labels of the whole batch, of all processes.
 
     Args:
         num_features: number of features D; the command line takes it from the data module.
@@ -136,7 +136,14 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Features, shape ``(B, D)``, of a batch of inputs."""
-        return inputs if self.backbone is None else cast(Tensor, self.backbone(inputs))
+        features = inputs if self.backbone is None else cast(Tensor, self.backbone(inputs))
+        width = self.head.weight.shape[1]
+        if features.ndim != 2 or features.shape[1] != width:
+            raise InputError(
+                f"{'the data' if self.backbone is None else 'backbone'} must give num_features = {width} features a "
+                f"row: expected shape ({len(inputs)}, {width}), got {tuple(features.shape)}"
+            )
+        return features
 
     # ---------------------------------------------------------------- training
 
@@ -339,6 +346,8 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
         parameters = [p for name, p in self.named_parameters() if p.requires_grad and name != _PLACEHOLDER]
         if self.optimizer is not None:
             optimizer = self.optimizer(parameters)
+            if self.head.negatives != "all":
+                _check_takes_sparse_gradients(optimizer)
         else:
             optimizer = RowSparseSGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         return scheduled_optimizer(self.trainer, optimizer, self.lr_schedule)
@@ -354,3 +363,17 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
             parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
             algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
             clip_gradients(parameters, gradient_clip_val, by=algorithm.value)
+
+
+def _check_takes_sparse_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Raise InputError for torch's own optimisers of dense gradients; of another class only its author knows."""
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return
+    takes = isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad | torch.optim.SparseAdam | torch.optim.LBFGS)
+    decays = any(group.get("weight_decay") for group in optimizer.param_groups)
+    if not takes or decays:
+        raise InputError(
+            f"optimizer {type(optimizer).__name__}{' with weight_decay' * takes} takes no sparse gradients, which the "
+            "sampled classes' weights have: leave it out for RowSparseSGD, set it to SGD, Adagrad or SparseAdam "
+            "without weight_decay, or take negatives='all'"
+        )

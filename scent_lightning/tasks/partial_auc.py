@@ -24,6 +24,7 @@ from scent_lightning.tasks.training import (
     LearningRateSchedule,
     TrainLossMixin,
     check_optimization,
+    check_trains,
     scheduled_optimizer,
 )
 
@@ -316,6 +317,7 @@ class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
     def configure_optimizers(self) -> Any:
         """SGD, or the optimiser given, on what is not frozen, with the learning-rate schedule."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        check_trains(parameters, "give a network whose last linear layer is not frozen")
         if self.optimizer is not None:
             optimizer = self.optimizer(parameters)
         else:

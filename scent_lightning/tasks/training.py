@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 import lightning as L
@@ -25,6 +26,12 @@ def check_optimization(lr: float, momentum: float, weight_decay: float, lr_sched
     check_sgd(lr, momentum, weight_decay)
     if lr_schedule not in get_args(LearningRateSchedule):
         raise InputError(f"lr_schedule must be one of {', '.join(get_args(LearningRateSchedule))}, got {lr_schedule!r}")
+
+
+def check_trains(parameters: Iterable[Any], way_out: str) -> None:
+    """Raise InputError where there is nothing to train; ``way_out`` says what would change that."""
+    if not list(parameters):
+        raise InputError(f"nothing is left to train: no parameter requires a gradient; {way_out}")
 
 
 def scheduled_optimizer(trainer: L.Trainer, optimizer: Optimizer, lr_schedule: str) -> Any:
