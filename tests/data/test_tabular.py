@@ -213,6 +213,10 @@ REFUSED = {
     "UTF-16": (text("a,y\n1,2\n".encode("utf-16")), "it is UTF-16: save it as UTF-8"),
     "Latin-1": (text("a,größe,y\n1,2,3\n".encode("latin-1")), "line 1 is not UTF-8"),
     "empty": (text(""), "it is empty"),
+    "cut short": (text(gzip.compress(b"a,y\n1,2\n" * 99)[:-9], "t.csv.gz"), "cannot read .* as a table: "),
+    "damaged": (text(gzip.compress(b"a,y\n1,2\n" * 99)[:15] + b"x" * 30, "t.csv.gz"), "cannot read .* as a table: "),
+    "another kind of compression": (text(gzip.compress(b"a,y\n1,2\n"), "t.csv.xz"), "cannot read .* as a table: "),
+    "a spreadsheet": (text(b"PK\x03\x04\x14\x00\x06\x00", "t.xlsx"), "line 1 has a NUL byte, so it is no text"),
     "beyond float32": (columns(a=[1.0, -1e39, 2.0]), r"column 'a' of .* has -1e\+39 in row 1 .* float32 cannot hold"),
     "a target beyond float32": (columns(y=[1.0, 2.0, 4e38]), r"column 'y' of .* has 4e\+38 in row 2"),
     "integers beyond float64": (
