@@ -30,9 +30,7 @@ from scent_lightning.summary import listed, rows_in_words
 __all__ = ["TabularRegressionDataModule"]
 
 EVALUATION_BATCH = 8192
-_WITHOUT_NAME = re.compile(
-    r"Unnamed: [\d.]+|__index_level_\d+__"
-)  # what pandas calls an index, or a column without name
+_WITHOUT_NAME = re.compile(r"Unnamed: [\d.]+|__index_level_\d+__")  # as pandas calls a column that has none
 _DATES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
 _TOLERANCE = 0.01  # rounding may take this fraction of a column's standard deviation
 
@@ -127,11 +125,11 @@ def _read_parquet(path: Path) -> pd.DataFrame:
         frame: pd.DataFrame = pd.read_parquet(path)
     except Exception as error:
         raise _unreadable(path, error) from error
-    index = [str(name) for name in frame.index.names if name is not None]
+    index = [str(name).strip() for name in frame.index.names if name is not None]
+    _check_unique(path, [*index, *(str(name).strip() for name in frame.columns)])
     if index:
         frame = frame.reset_index()
     frame.columns = [str(name).strip() for name in frame.columns]
-    _check_unique(path, list(frame.columns))
     frame.attrs["index"] = [name for name in frame.columns if name in index or _WITHOUT_NAME.fullmatch(name)]
     return frame
 
@@ -196,7 +194,7 @@ def _hint(column: pd.Series) -> str:
     texts = column.dropna().astype(str)
     bad = texts[pd.to_numeric(texts, errors="coerce").isna()]
     value = bad.iloc[0] if len(bad) else ""
-    if re.fullmatch(r"[-+]?[\d.,' \u00a0]*\d", value) and re.search(r"\d", value):
+    if re.fullmatch(r"[-+]?[\d.,' \u00a0]*\d", value):
         return "; write numbers with a decimal point and nothing between thousands"
     if re.fullmatch(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*", value):
         return "; make a date a number first, such as days since a date"
@@ -506,7 +504,8 @@ class TabularRegressionDataModule(TrainedDataModule):
             numbers: np.ndarray = pd.to_numeric(column).to_numpy(dtype=float, na_value=np.nan)
         except (TypeError, ValueError) as error:
             raise InputError(f"column {name!r} of {self.dataset} is not numeric: {error}{_hint(column)}") from error
-        if len(numbers) and (numbers == numbers[0]).all() and column.nunique() > 1:
+        large = len(numbers) > 0 and abs(numbers[0]) > 2**53
+        if large and (numbers == numbers[0]).all() and column.nunique() > 1:
             raise InputError(
                 f"column {name!r} of {self.dataset} has different integers near {numbers[0]:.6g} that float64 makes "
                 "equal: subtract a constant from it"

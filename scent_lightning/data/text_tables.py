@@ -7,6 +7,7 @@ import csv
 import gzip
 import lzma
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -67,7 +68,7 @@ def text_rows(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
         raise _unreadable(path, _what_is_not_utf8(path)) from error
     except _RowError as error:
         raise _unreadable(path, str(error)) from error
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise _unreadable(path, str(error)) from error
 
 

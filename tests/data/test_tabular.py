@@ -188,11 +188,18 @@ def parquet_of_names(*names):
     return write_names
 
 
+def of_index_and_column(folder):
+    frame = pd.DataFrame({"a": [1.0, 2.0], "y": [1.0, 2.0]}, index=pd.Index([7, 8], name="a "))
+    frame.to_parquet(folder / "t.parquet")
+    return str(folder / "t.parquet")
+
+
 REFUSED = {
     "a name twice": (text("a,y,a\n1,2,3\n4,5,6\n"), "more than one column of the name 'a'"),
     "a name twice with spaces": (text("a,y, a \n1,2,3\n4,5,6\n"), "more than one column of the name 'a'"),
     "the target twice": (text("a,y,y\n1,2,3\n4,5,6\n"), "more than one column of the name 'y'"),
     "a name twice in Parquet": (parquet_of_names("a", "y", " a"), "more than one column of the name 'a'|Duplicate"),
+    "an index of a column's name": (of_index_and_column, "more than one column of the name 'a'"),
     "datetimes": (columns("t.parquet", a=pd.to_datetime(["2020-01-01", None, "2021"], format="mixed")), "holds dates"),
     "datetimes of a time zone": (columns("t.parquet", a=pd.date_range("2020", periods=3, tz="UTC")), "holds dates"),
     "only NaT": (columns("t.parquet", a=pd.to_datetime([None] * 3)), "column 'a' .* holds dates or times"),
@@ -213,6 +220,10 @@ REFUSED = {
     "UTF-16": (text("a,y\n1,2\n".encode("utf-16")), "it is UTF-16: save it as UTF-8"),
     "Latin-1": (text("a,größe,y\n1,2,3\n".encode("latin-1")), "line 1 is not UTF-8"),
     "empty": (text(""), "it is empty"),
+    "cut short": (text(gzip.compress(b"a,y\n1,2\n" * 99)[:-9], "t.csv.gz"), "cannot read .* as a table: "),
+    "damaged": (text(gzip.compress(b"a,y\n1,2\n" * 99)[:15] + b"x" * 30, "t.csv.gz"), "cannot read .* as a table: "),
+    "another kind of compression": (text(gzip.compress(b"a,y\n1,2\n"), "t.csv.xz"), "cannot read .* as a table: "),
+    "a spreadsheet": (text(b"PK\x03\x04\x14\x00\x06\x00", "t.xlsx"), "line 1 has a NUL byte, so it is no text"),
     "beyond float32": (columns(a=[1.0, -1e39, 2.0]), r"column 'a' of .* has -1e\+39 in row 1 .* float32 cannot hold"),
     "a target beyond float32": (columns(y=[1.0, 2.0, 4e38]), r"column 'y' of .* has 4e\+38 in row 2"),
     "integers beyond float64": (
@@ -247,6 +258,7 @@ READ = {
     "compressed": text(gzip.compress(b"a,y\n1,10\n2,20\n4,30\n"), "t.csv.gz"),
     "other order": text("y,a\n10,1\n20,2\n30,4\n"),
     "numbers as text": columns("t.parquet", a=["1", "2", "4"], y=[10, 20, 30]),
+    "numbers as text of several kinds": columns("t.parquet", a=[" 1", "2.0", "4e0"], y=["10", "2e1", "30.0"]),
     "categories of numbers": columns("t.parquet", a=pd.Categorical([1, 2, 4]), y=[10, 20, 30]),
     "decimals": columns("t.parquet", a=[decimal.Decimal(value) for value in (1, 2, 4)], y=[10, 20, 30]),
     "small integers": columns("t.parquet", a=np.array([1, 2, 4], dtype=np.int8), y=np.array([10, 20, 30], np.uint16)),
@@ -259,6 +271,13 @@ def test_other_ways_to_write_the_same_numbers(tmp_path, prepare, recwarn):
     features, target, _ = rows_of(data.predict_dataloader())
     assert (features.tolist(), target.tolist()) == ([[1.0], [2.0], [4.0]], [10.0, 20.0, 30.0])
     assert not recwarn.list
+
+
+def test_the_same_number_in_several_writings(tmp_path):
+    path = columns("t.parquet", a=["1", "1.0", "1e0"])(tmp_path)
+    data = TabularRegressionDataModule(path, target="y", batch_size=1, standardize=False)
+    with pytest.warns(UserWarning, match="column a has the same value in every row"):
+        assert rows_of(data.predict_dataloader())[0].tolist() == [[1.0]] * 3
 
 
 def test_truth_is_one(tmp_path):

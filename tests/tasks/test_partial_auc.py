@@ -55,6 +55,7 @@ def surrogate_by_hand(difference, name, margin):
 @pytest.mark.parametrize("surrogate", SURROGATES)
 @pytest.mark.parametrize("score", ["sigmoid", "raw"])
 def test_first_step_is_the_objective_of_the_batch_with_its_gradient(surrogate, score):
+    torch.manual_seed(0)  # of other weights, a pair may be at the kink of its surrogate
     task = task_of(BSGD(), surrogate=surrogate, score=score, margin=0.7).double()
     dataset = rows()
     features, labels = (tensor[:30] for tensor in dataset.tensors)
