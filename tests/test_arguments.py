@@ -8,9 +8,10 @@ import traceback
 
 import pytest
 import torch
+from torch.multiprocessing import ProcessRaisedException
 
 from scent_lightning.cli import main
-from scent_lightning.failure import TRACEBACK
+from scent_lightning.failure import TRACEBACK, failure
 from tests.conftest import ROOT
 
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
@@ -306,3 +307,23 @@ def test_a_checkpoint_imports_nothing_from_the_working_folder(here, word):
     main(["validate", *DRO, "--trainer.logger", "false", "--ckpt_path", word])
     main(["fit", *DRO, "--trainer.logger", "false", "--ckpt_path", word, "--trainer.max_epochs", "3"])
     assert not {name.removesuffix(".py") for name in MODULES} & set(sys.modules)
+
+
+@pytest.mark.parametrize(
+    ("raised", "file", "known"),
+    [
+        (
+            "scent_lightning.errors.InputError: rows are missing",
+            "scent_lightning/data/tabular.py",
+            (2, "rows are missing"),
+        ),
+        ("scent_lightning.errors.DualDivergenceError: diverged", "own_classes.py", (1, "diverged")),
+        ("ValueError: of the user's", "own_classes.py", None),
+    ],
+)
+def test_what_a_spawned_process_raised(raised, file, known):
+    """torch hands it on as the text of that process's traceback."""
+    lines = ["", "-- Process 1 terminated with the following error:", "Traceback (most recent call last):"]
+    lines += [f'  File "/home/one/{file}", line 3, in call', "    raise it", raised]
+    error = ProcessRaisedException("\n".join(lines), 1, 4711)
+    assert failure(error) == known
