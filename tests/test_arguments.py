@@ -88,6 +88,12 @@ MODULES = {
     "own_typing_error.py": "class Own(:\n",
     "own_error_at_the_top.py": "raise KeyError('of the user at the top')\n",
 }
+CONFIGS = {
+    "broken.yaml": "model: [1, {\n",
+    "text.yaml": "just text\n",
+    "optimizer.yaml": "model: {init_args: {optimizer: {class_path: torch.optim.A}}}\n",
+    "betas.yaml": "model: {init_args: {optimizer: {class_path: torch.optim.Adam, init_args: {betas: 3}}}}\n",
+}
 
 
 @pytest.fixture
@@ -95,8 +101,9 @@ def here(tmp_path, monkeypatch):
     """A working folder with modules of the user's; afterwards they are forgotten."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(TRACEBACK, raising=False)
-    for name, text in MODULES.items():
+    for name, text in {**MODULES, **CONFIGS}.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "bytes.yaml").write_bytes(bytes(range(256)))
     importlib.invalidate_caches()
     yield tmp_path
     for name in MODULES:
@@ -153,6 +160,11 @@ OF_ITS_OWN = [
         "--trainer.callbacks.patience must be int, got long",
     ),
     ("--config nothing.yaml", "--config: File does not exist: '.*nothing.yaml'"),
+    ("--config broken.yaml", "Problems parsing config: while parsing a flow node .* line 2"),
+    ("--config bytes.yaml", "a --config file cannot be read as text: 'utf-8' codec can't decode"),
+    ("--config text.yaml", "Unexpected config: just text"),
+    ("--config optimizer.yaml", "--model.optimizer torch.optim.A: module 'torch.optim' has no name 'A'"),
+    ("--config betas.yaml", "--model.optimizer.betas must be tuple, got 3$"),
 ]
 
 
