@@ -58,7 +58,7 @@ def explain(message: str) -> str:
         return f"needed, in a --config file or by itself: {', '.join(texts)}"
     places = list(re.finditer(r'Parser key "([^"]+)":', message))
     if not places:
-        return message
+        return " ".join(message.split())
     key = ".".join(dict.fromkeys(place[1] for place in places)).removeprefix("init_args.")
     key = re.sub(rf"^(?:{'|'.join(SUBCOMMANDS)})\.", "", key)
     # The innermost name, where it comes first: a list of types repeats it.
@@ -85,7 +85,8 @@ def _indent(line: str) -> int:
 def _value(text: str) -> str | None:
     """What was given, as the innermost attempt tells it."""
     given = re.search(r"Given value: (.+?)(?=\. Got value: |$)", text, re.MULTILINE)
-    given = re.search(r"Got value: (.+)", text) if given is None else given
+    if given is None:
+        given = re.search(r"Got value: (.+?)(?=\. Got value: |$)", text, re.MULTILINE)
     if given is None:
         return None
     nested = re.fullmatch(r"NestedArg\(key='[^']*', val=(.+)\)", given[1])
@@ -97,6 +98,7 @@ def _of_path(argument: str, value: str | None, text: str) -> str | None:
     key = argument.removeprefix("--")
     kind = f"{KINDS[key]} " if key in KINDS else ""
     path = re.search(r"Problem with given class_path '([^']+)':", text)
+    path = path or re.match(r".*\bclass_path'?[:=] ?'([^']+)'", value or "")
     shown = path[1] if path else value
     if module := re.search(r"No module named '([^']+)'", text):
         return (
@@ -152,8 +154,11 @@ def _of_types(argument: str, value: str | None, text: str) -> str | None:
 
 
 def _choices(literal: str) -> list[str]:
-    values = ast.literal_eval(literal[literal.index("[") :])
-    return [str(value) for value in values]
+    shown = literal[literal.index("[") :]
+    try:
+        return [str(value) for value in ast.literal_eval(shown)]
+    except (SyntaxError, ValueError):  # members of an enumeration
+        return shown[1:-1].split(", ")
 
 
 def _allowed(key: str, text: str) -> str:

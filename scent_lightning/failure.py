@@ -101,7 +101,8 @@ def _frames(error: BaseException) -> list[FrameType]:
 
 @cache
 def _is_users_file(file: str) -> bool:
-    if file.startswith("<"):  # frozen, or made up by a library
+    # Frozen or made up by a library; or of a compiled module, which names its source as where it was compiled.
+    if file.startswith("<") or not (Path(file).is_absolute() or Path(file).is_file()):
         return False
     path = Path(file).resolve()
     for installed in ("site-packages", "dist-packages"):
@@ -121,6 +122,9 @@ def _of_system(error: BaseException) -> tuple[int, str] | None:
         return 2, (
             f"the accelerator's memory is full; lower the batch size ({_one_line(str(error)).partition('. ')[0]})"
         )
+    of_parser = any(frame.f_globals.get("__name__", "").startswith("jsonargparse.") for frame in _frames(error))
+    if of_parser and isinstance(error, UnicodeDecodeError):
+        return 2, f"a --config file cannot be read as text: {error}"
     return None
 
 

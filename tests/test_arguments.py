@@ -8,9 +8,10 @@ import traceback
 
 import pytest
 import torch
+from torch.multiprocessing import ProcessRaisedException
 
 from scent_lightning.cli import main
-from scent_lightning.failure import TRACEBACK
+from scent_lightning.failure import TRACEBACK, failure
 from tests.conftest import ROOT
 
 QUIET = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
@@ -87,6 +88,12 @@ MODULES = {
     "own_typing_error.py": "class Own(:\n",
     "own_error_at_the_top.py": "raise KeyError('of the user at the top')\n",
 }
+CONFIGS = {
+    "broken.yaml": "model: [1, {\n",
+    "text.yaml": "just text\n",
+    "optimizer.yaml": "model: {init_args: {optimizer: {class_path: torch.optim.A}}}\n",
+    "betas.yaml": "model: {init_args: {optimizer: {class_path: torch.optim.Adam, init_args: {betas: 3}}}}\n",
+}
 
 
 @pytest.fixture
@@ -94,8 +101,9 @@ def here(tmp_path, monkeypatch):
     """A working folder with modules of the user's; afterwards they are forgotten."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(TRACEBACK, raising=False)
-    for name, text in MODULES.items():
+    for name, text in {**MODULES, **CONFIGS}.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "bytes.yaml").write_bytes(bytes(range(256)))
     importlib.invalidate_caches()
     yield tmp_path
     for name in MODULES:
@@ -152,6 +160,11 @@ OF_ITS_OWN = [
         "--trainer.callbacks.patience must be int, got long",
     ),
     ("--config nothing.yaml", "--config: File does not exist: '.*nothing.yaml'"),
+    ("--config broken.yaml", "Problems parsing config: while parsing a flow node .* line 2"),
+    ("--config bytes.yaml", "a --config file cannot be read as text: 'utf-8' codec can't decode"),
+    ("--config text.yaml", "Unexpected config: just text"),
+    ("--config optimizer.yaml", "--model.optimizer torch.optim.A: module 'torch.optim' has no name 'A'"),
+    ("--config betas.yaml", "--model.optimizer.betas must be tuple, got 3$"),
 ]
 
 
@@ -306,3 +319,23 @@ def test_a_checkpoint_imports_nothing_from_the_working_folder(here, word):
     main(["validate", *DRO, "--trainer.logger", "false", "--ckpt_path", word])
     main(["fit", *DRO, "--trainer.logger", "false", "--ckpt_path", word, "--trainer.max_epochs", "3"])
     assert not {name.removesuffix(".py") for name in MODULES} & set(sys.modules)
+
+
+@pytest.mark.parametrize(
+    ("raised", "file", "known"),
+    [
+        (
+            "scent_lightning.errors.InputError: rows are missing",
+            "scent_lightning/data/tabular.py",
+            (2, "rows are missing"),
+        ),
+        ("scent_lightning.errors.DualDivergenceError: diverged", "own_classes.py", (1, "diverged")),
+        ("ValueError: of the user's", "own_classes.py", None),
+    ],
+)
+def test_what_a_spawned_process_raised(raised, file, known):
+    """torch hands it on as the text of that process's traceback."""
+    lines = ["", "-- Process 1 terminated with the following error:", "Traceback (most recent call last):"]
+    lines += [f'  File "/home/one/{file}", line 3, in call', "    raise it", raised]
+    error = ProcessRaisedException("\n".join(lines), 1, 4711)
+    assert failure(error) == known
