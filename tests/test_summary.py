@@ -145,6 +145,7 @@ def test_tables(tmp_path):
         "training": "700 rows",
         "validation": "200 rows",
         "test": "100 rows",
+        "to look at": f"{tmp_path / 't.csv'}: column c, y has the same value in every row",
     }
     said = make(val_fraction=0.5).data_summary()
     assert (said["training"], said["validation"]) == ("500 rows", "500 rows")

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -395,7 +394,7 @@ class FeatureDataModule(_FeatureDataModule):
                     f"{rows.sum()} rows of split {name!r} are of {np.count_nonzero(rows)} of them: "
                     f"{_some_classes(np.flatnonzero(rows))}"
                 )
-        rank_zero_warn(f"{self.path}: {'; '.join(said)}")
+        self._warn(f"{self.path}: {'; '.join(said)}")
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """Validation rows; an empty list, which Lightning skips, if there is no such split."""

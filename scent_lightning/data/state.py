@@ -10,6 +10,7 @@ import lightning as L
 import numpy as np
 import numpy.typing as npt
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from scent_lightning.changed_data import Change
 
@@ -49,7 +50,7 @@ class TrainedDataModule(L.LightningDataModule):
         self._of_checkpoint: dict[str, Any] = {}  # what a checkpoint has told
         self._own: dict[str, Any] | None = None
         self._to_compare: dict[str, Any] | None = None
-        self._notes: dict[str, None] = {}
+        self._notes: dict[str, dict[str, None]] = {}
 
     @property
     def num_anchors(self) -> int:
@@ -62,12 +63,16 @@ class TrainedDataModule(L.LightningDataModule):
         Returns:
             Such as ``{"training": "442 rows", "passed over": "…"}``.
         """
-        passed_over = {"passed over": "; ".join(self._notes)} if self._notes else {}
-        return {**self._summary(), **passed_over}
+        return {**self._summary(), **{name: "; ".join(sentences) for name, sentences in self._notes.items()}}
 
-    def _note(self, sentence: str) -> None:
+    def _note(self, sentence: str, name: str = "passed over") -> None:
         """Have ``data_summary`` say, once, what was left out or changed while reading, and why."""
-        self._notes[sentence] = None
+        self._notes.setdefault(name, {})[sentence] = None
+
+    def _warn(self, sentence: str) -> None:
+        """Warn of what was read, on rank 0, and have ``data_summary`` say it too."""
+        rank_zero_warn(sentence)
+        self._note(sentence, "to look at")
 
     def _summary(self) -> dict[str, str]:
         """What was read, as words by name, but for what :meth:`_note` was told."""

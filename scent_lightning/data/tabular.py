@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from sklearn.datasets import fetch_california_housing, fetch_openml, load_diabetes
 from torch.utils.data import DataLoader
 
@@ -463,14 +462,14 @@ class TabularRegressionDataModule(TrainedDataModule):
         """All columns but the target and an index; says so."""
         index = [name for name in frame.attrs.get("index", []) if name != target]
         if index:
-            rank_zero_warn(
+            self._warn(
                 f"{self.dataset}: {_some(index)} is left out, as an index or a column without a name; to use it, name "
                 "it in features"
             )
         columns = [name for name in frame.columns if name not in (target, *index)]
         counting = [name for name in columns if _counts_rows(frame[name])]
         if counting:
-            rank_zero_warn(
+            self._warn(
                 f"{self.dataset}: column {_some(counting)} counts the rows and is a feature like the others; if it is "
                 "an index, leave it out by naming the others in features"
             )
@@ -531,7 +530,7 @@ class TabularRegressionDataModule(TrainedDataModule):
         varies = values.min(axis=0) != values.max(axis=0)
         if not varies.all() and len(values) > 1:
             same = [columns[position] for position in np.flatnonzero(~varies)]
-            rank_zero_warn(f"{self.dataset}: column {_some(same)} has the same value in every row")
+            self._warn(f"{self.dataset}: column {_some(same)} has the same value in every row")
         largest = np.abs(values).max(axis=0)
         lost = np.finfo(np.float64).eps / 2 * largest
         centred = np.array([self.standardize and position < values.shape[1] - 1 for position in range(len(columns))])
