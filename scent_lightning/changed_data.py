@@ -1,4 +1,4 @@
-"""Whether training may go on from a checkpoint with training rows that have changed."""
+"""Whether training may be resumed from a checkpoint with training rows that have changed."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _replaces(given: Any, default: L.Callback) -> bool:
     if isinstance(default, ProgressBar):
         return isinstance(given, ProgressBar)
     if isinstance(default, LastCheckpoint) and isinstance(given, ModelCheckpoint):
-        # Others keep the best or some of the epochs: there must be a state to go on from beside them. But of two that
+        # Others keep the best or some of the epochs: there must be a state to resume from beside them. But of two that
         # keep a last.ckpt, each would write over the other's.
         return bool(given.save_last) or given.filename == given.CHECKPOINT_NAME_LAST
     return isinstance(given, type(default))

@@ -139,7 +139,7 @@ def _of_checkpoint(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, ValueError) and text.startswith("loaded state dict"):
         return 2, f"the checkpoint does not fit this model's optimiser: {text}"
     if isinstance(error, KeyError) and "Trying to restore" in text:
-        return 2, f"the checkpoint cannot be gone on from: {error.args[0]}"
+        return 2, f"the run cannot be resumed from this checkpoint: {error.args[0]}"
     return None
 
 

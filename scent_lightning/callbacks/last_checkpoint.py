@@ -1,4 +1,4 @@
-"""The state of a run to go on from."""
+"""The state that a run is resumed from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOK_EVERY = 100  # steps
 class LastCheckpoint(ModelCheckpoint):
     """Keep ``last.ckpt``: of the start of training, then of the ends of epochs, and of the end; of finite weights only.
 
-    Whatever ends a run, there is a state to go on from, and a folder that cannot be written is known before the first
+    Whatever ends a run, there is a state to resume from, and a folder that cannot be written is known before the first
     epoch. An epoch that ends sooner than ``at_most_every_s`` after the last writing is passed over: where an epoch is a
     few steps, writing would take longer than training. In a long epoch, one is written every ``at_least_every_s``: a
     run is resumed from within an epoch just as from its end. The command line has this callback on by default.
@@ -99,7 +99,7 @@ class LastCheckpoint(ModelCheckpoint):
         self._write(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Say what there is to go on from."""
+        """Say which checkpoint the run can be resumed from."""
         super().on_exception(trainer, pl_module, exception)
         if self.last_model_path and Path(self.last_model_path).is_file():
             rank_zero_info(f"Last checkpoint: {self.last_model_path}")

@@ -206,7 +206,7 @@ class ZeroShotClassification(EvaluationCallback):
     def _encoded(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
         """Embeddings and classes of this process's share of the folder, in batches."""
         share = Subset(self._folder, range(trainer.global_rank, len(self._folder), trainer.world_size))
-        # A loader draws a seed: from a generator of its own, or training would go on from another random state.
+        # A loader draws a seed: from a generator of its own, or training would continue with other random numbers.
         loader = DataLoader(share, self.batch_size, num_workers=self.num_workers, generator=torch.Generator())
         model: Any = pl_module.model
         for images, labels in loader:
