@@ -261,7 +261,7 @@ FOREIGN = {
     "state dict": "checkpoint a.ckpt is no checkpoint of a run",
     "another task": "the checkpoint does not fit this model, it is of another task or of other settings: Missing key",
     "another width": "the checkpoint does not fit this model, it is of another task or of other settings: size",
-    "weights only": "the checkpoint cannot be gone on from: Trying to restore optimizer state",
+    "weights only": "the run cannot be resumed from this checkpoint: Trying to restore optimizer state",
     "another optimiser": "the checkpoint does not fit this model's optimiser: loaded state dict has a different number",
 }
 
