@@ -67,7 +67,9 @@ def explain(message: str) -> str:
     for reason in (_of_class_arguments, _of_path, _of_types):
         if (sentence := reason(f"--{key}", value, inner)) is not None:
             return sentence
-    return f"--{key}: {' '.join(inner.split())}"
+    if value is not None and _is_of_class(inner):
+        return f"--{key} must be a {_base_name(inner)}, got {value or repr('')}: {_allowed(key, inner)}"
+    return f"--{key}: {' '.join((inner.strip() or message[places[0].end() :]).split())}"
 
 
 def _block(message: str, start: int) -> str:
@@ -84,9 +86,9 @@ def _indent(line: str) -> int:
 
 def _value(text: str) -> str | None:
     """What was given, as the innermost attempt tells it."""
-    given = re.search(r"Given value: (.+?)(?=\. Got value: |$)", text, re.MULTILINE)
+    given = re.search(r"Given value: (.*?)(?=\. Got value: |$)", text, re.MULTILINE)
     if given is None:
-        given = re.search(r"Got value: (.+?)(?=\. Got value: |$)", text, re.MULTILINE)
+        given = re.search(r"Got value: (.*?)(?=\. Got value: |$)", text, re.MULTILINE)
     if given is None:
         return None
     nested = re.fullmatch(r"NestedArg\(key='[^']*', val=(.+)\)", given[1])
@@ -111,7 +113,7 @@ def _of_path(argument: str, value: str | None, text: str) -> str | None:
         return f"{argument} {shown}: {what} {lacks[2]!r} has no name {lacks[3]!r}"
     if another := re.search(r"Import path does not correspond to a subclass of (\w+)", text):
         return f"{argument} {shown} is no {kind or another[1]}".rstrip() + f": {_allowed(key, text)}"
-    name = re.search(r"Expected a dot import path string: (\S+)", text) or re.search(
+    name = re.search(r"Expected a dot import path string: (\S*)", text) or re.search(
         r"Unexpected import path format: (\S+)", text
     )
     if name is None or _is_number(text):
@@ -120,9 +122,14 @@ def _of_path(argument: str, value: str | None, text: str) -> str | None:
     return f"unknown {what}{name[1]!r} for {argument}: {_allowed(key, text)}"
 
 
+def _is_of_class(text: str) -> bool:
+    """Whether the argument is a class with its own arguments."""
+    return any(_bases(text)) and not _is_number(text)
+
+
 def _is_number(text: str) -> bool:
-    """Whether the argument is a number first of all: a class that makes one (a tensor) is beside the point."""
-    return "Expected a <class 'float'>" in text or "Expected a <class 'int'>" in text
+    """Whether the argument is a number first of all: that it may be a class (a tensor) is beside the point."""
+    return re.search(r"Expected a <class '(?:float|int)'>", text) is not None
 
 
 def _of_class_arguments(argument: str, value: str | None, text: str) -> str | None:
@@ -145,8 +152,9 @@ def _of_types(argument: str, value: str | None, text: str) -> str | None:
     types = [wanted[8:-2].rpartition(".")[2] for wanted in expected if wanted.startswith("<class")]
     optional = "NoneType" in types
     types = [name for name in types if name not in ("NoneType", "Iterable")]
-    if value is None or not (choices or types):
+    if value is None or not (choices or types) or _is_of_class(text):
         return None
+    value = value or "''"
     parts = list(dict.fromkeys(choices))
     if parts and not types:
         return f"{argument} must be one of {', '.join(parts + ['null'] * optional)}, got {value}"
@@ -212,7 +220,7 @@ def check_trainer(config: Mapping[str, Any]) -> None:
     _check_devices(config.get("devices"))
     _check_accelerator(config.get("accelerator"))
     strategy, strategies = config.get("strategy"), sorted(StrategyRegistry.available_strategies())
-    if isinstance(strategy, str) and strategy not in ("auto", *strategies):
+    if isinstance(strategy, str) and strategy.lower() not in ("auto", *strategies):
         raise InputError(f"--trainer.strategy must be one of auto, {', '.join(strategies)}, got {strategy}")
 
 

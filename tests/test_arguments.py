@@ -43,6 +43,10 @@ class Rates(DRORegressionTask):
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=-1)
 
+class Needs(L.Callback):
+    def __init__(self, update: BSGD, rate: float = 0.5):
+        self.update = update
+
 class Opens(L.Callback):
     def on_train_start(self, trainer, pl_module):
         open("nothing/at/all")
@@ -159,6 +163,13 @@ OF_ITS_OWN = [
         "--trainer.callbacks EarlyStopping --trainer.callbacks.monitor a --trainer.callbacks.patience long",
         "--trainer.callbacks.patience must be int, got long",
     ),
+    ("--trainer.callbacks own_classes.Needs --trainer.callbacks.update Other", "unknown .*'Other' for --trainer.callb"),
+    ("--trainer.callbacks own_classes.Needs --trainer.callbacks.update 3", "unknown .*'3' for --trainer.callbacks.upd"),
+    ("--model.loss ''", "--model.loss must be one of squared, absolute, huber, got ''"),
+    ("--model ''", "unknown task '' for --model: known are CLIPTask, DRORegressionTask, "),
+    ("--trainer.callbacks '[3]'", "--trainer.callbacks must be a Callback, got .3.: known are "),
+    ("--dual '{class_path: 3}'", f"--dual must be a DualUpdate, got .*: {UPDATES}"),
+    ("--trainer null", "--trainer: Unable to load config 'null'"),
     ("--config nothing.yaml", "--config: File does not exist: '.*nothing.yaml'"),
     ("--config broken.yaml", "Problems parsing config: while parsing a flow node .* line 2"),
     ("--config bytes.yaml", "a --config file cannot be read as text: 'utf-8' codec can't decode"),
