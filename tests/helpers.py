@@ -1,5 +1,6 @@
 """A small softmax problem with one dual per row, for tests under the Trainer; and several processes."""
 
+import multiprocessing
 import os
 import socket
 
@@ -107,6 +108,13 @@ def quiet_trainer(**arguments) -> L.Trainer:
 
 WORLD = 2
 
+# Processes are forked from one that has imported all this and has no threads: importing it takes seconds.
+multiprocessing.set_forkserver_preload(["lightning.pytorch.cli", "open_clip", "scent_lightning.cli", "tests.settings"])
+
+
+def _start(work, arguments, processes):
+    mp.start_processes(work, arguments, processes, start_method="forkserver")
+
 
 def _in_group(rank, rendezvous, work, results):
     torch.set_num_threads(1)
@@ -121,7 +129,7 @@ def in_two_processes(work, tmp_path):
     """What ``work(rank)`` gives in each of two processes of a gloo group."""
     with mp.Manager() as manager:
         results = manager.dict()
-        mp.spawn(_in_group, (tmp_path / "rendezvous", work, results), nprocs=WORLD)
+        _start(_in_group, (tmp_path / "rendezvous", work, results), WORLD)
         return [results[rank] for rank in range(WORLD)]
 
 
@@ -144,7 +152,7 @@ def under_trainers(work, world):
         port = free.getsockname()[1]
     with mp.Manager() as manager:
         results = manager.dict()
-        mp.spawn(_as_node, (port, work, results), nprocs=world)
+        _start(_as_node, (port, work, results), world)
         return [results[rank] for rank in range(world)]
 
 

@@ -1,5 +1,9 @@
 """A small run of each task on data of its own kind, for tests of what holds for all of them."""
 
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
 import numpy as np
 import torch
 from PIL import Image
@@ -28,18 +32,32 @@ def letters(captions):
     return torch.tensor([[ord(letter) for letter in caption[-16:].rjust(16)] for caption in captions])
 
 
+def once(folder, make):
+    """Have ``make`` fill a folder, which is there as a whole or not at all, whichever of several processes is first."""
+    if folder.exists():
+        return
+    part = Path(tempfile.mkdtemp(dir=folder.parent))
+    make(part)
+    with suppress(OSError):  # another was faster
+        part.rename(folder)
+
+
 def write(folder, features, labels):
-    if not folder.exists():  # by the first of several processes
-        folder.mkdir()
-        np.save(folder / "features.npy", features.astype(np.float32))
-        np.save(folder / "labels.npy", labels)
+    def make(part):
+        np.save(part / "features.npy", features.astype(np.float32))
+        np.save(part / "labels.npy", labels)
+
+    once(folder, make)
 
 
 def regression(folder, batch_size):
     table = np.column_stack(load_diabetes(return_X_y=True))[:101] / ([1] * 10 + [100])
-    if not (folder / "table.csv").exists():
-        np.savetxt(folder / "table.csv", table, delimiter=",", header=",".join("abcdefghijy"), comments="")
-    data = TabularRegressionDataModule(str(folder / "table.csv"), target="y", batch_size=batch_size)
+
+    def make(part):
+        np.savetxt(part / "table.csv", table, delimiter=",", header=",".join("abcdefghijy"), comments="")
+
+    once(folder / "table", make)
+    data = TabularRegressionDataModule(str(folder / "table" / "table.csv"), target="y", batch_size=batch_size)
     data.setup("fit")
     return DRORegressionTask(data.num_features, SCENT(-2.0, schedule="cosine"), tau=2.0, lr=1e-2), data
 
@@ -85,13 +103,16 @@ def ranking(folder, batch_size):
 
 def images(folder, batch_size):
     """Augmented in a loader process, and a network whose batch norm has statistics of its own."""
-    generator = np.random.default_rng(0)
-    for name, count in (("train/dark", 61), ("train/light", 40)):
-        if not (folder / name).exists():
-            (folder / name).mkdir(parents=True)
+
+    def make(part):
+        generator = np.random.default_rng(0)
+        for name, count in (("dark", 61), ("light", 40)):
+            (part / name).mkdir()
             for number in range(count):
-                pixels = generator.integers(0, 156, (12, 12, 3)) + 100 * (name == "train/light")
-                Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{number:03}.png")
+                pixels = generator.integers(0, 156, (12, 12, 3)) + 100 * (name == "light")
+                Image.fromarray(pixels.astype(np.uint8)).save(part / name / f"{number:03}.png")
+
+    once(folder / "train", make)
     data = ImbalancedImageDataModule(
         str(folder),
         dataset="folder",

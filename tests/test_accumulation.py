@@ -145,12 +145,12 @@ def test_without_optimizer_states_there_is_no_gradient(folders):
 def _in_two(rank, data, run, names):
     found = {}
     for name in names:
-        folder = run / name
-        if rank == 0:
-            folder.mkdir()
+        folder, of_name = run / name, data / name
+        for place in (folder, of_name):
+            place.mkdir(exist_ok=True)
         precision = "64-true" if name == "contrastive" else "32-true"
-        whole = fit(SETTINGS[name], data, folder, world=2, precision=precision)
-        resumed = fit(SETTINGS[name], data, resumed=str(folder / "1_1.ckpt"), world=2, precision=precision)
+        whole = fit(SETTINGS[name], of_name, folder, world=2, precision=precision)
+        resumed = fit(SETTINGS[name], of_name, resumed=str(folder / "1_1.ckpt"), world=2, precision=precision)
         found[name] = (differences(whole, resumed), {k: v.double().numpy() for k, v in whole["weights"].items()})
     return found
 
@@ -168,7 +168,7 @@ def test_under_two_processes(folders):
         assert kept
         assert all(len(of_processes) == 2 for of_processes in kept.values())
         precision = "64-true" if name == "contrastive" else "32-true"
-        alone = fit(SETTINGS[name], data, resumed=str(run / name / "1_1.ckpt"), precision=precision)["weights"]
+        alone = fit(SETTINGS[name], data / name, resumed=str(run / name / "1_1.ckpt"), precision=precision)["weights"]
         for key, value in found[0][name][1].items():
             if key in alone and name != "classification":  # its dropout draws by process
                 torch.testing.assert_close(alone[key].double(), torch.from_numpy(value), rtol=1e-4, atol=1e-5)
