@@ -30,8 +30,21 @@ def test_python_blocks_run():
 
 
 def test_files_named_exist():
-    for path in re.findall(r"(?:configs|examples)/[\w./]+\.(?:yaml|py|png)", TEXT):
+    for path in re.findall(r"(?:configs|examples)/[\w./]+\.(?:yaml|py|png|md)", TEXT):
         assert (ROOT / path).is_file(), path
+    for file in (ROOT / "README.md", ROOT / "examples" / "README.md"):
+        text = file.read_text()
+        headings = {re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-") for line in text.splitlines()}
+        for link in re.findall(r"\]\(([^)]+)\)", text):
+            assert (link[1:] in headings) if link.startswith("#") else (file.parent / link.partition("#")[0]).is_file(), link
+
+
+@pytest.mark.parametrize(("folder", "ending"), [("configs", "yaml"), ("examples", "py")])
+def test_every_configuration_and_example_is_in_the_index_of_its_folder(folder, ending):
+    index = (ROOT / folder / "README.md").read_text()
+    files = [path.relative_to(ROOT / folder).as_posix() for path in (ROOT / folder).rglob(f"*.{ending}")]
+    assert len(files) > 10
+    assert [file for file in files if f"`{file}`" not in index] == []
 
 
 def test_ci_runs_the_commands_of_the_first_screen():
