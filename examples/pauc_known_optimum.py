@@ -138,7 +138,9 @@ def find_images(path: str | None, out: Path) -> Path | None:
         return found
     if archives:
         with tarfile.open(archives[0]) as archive:
-            archive.extractall(out / "images", filter="data")
+            # Python 3.10 and 3.11 know the argument from a later patch on; newer ones warn without it.
+            safe: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            archive.extractall(out / "images", **safe)
         return out / "images"
     if path:
         raise SystemExit(f"{found} has neither a folder train nor an archive .tar.gz with one")

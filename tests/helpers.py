@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import socket
+import tarfile
 
 import lightning as L
 import torch
@@ -104,6 +105,13 @@ def quiet_trainer(**arguments) -> L.Trainer:
         "enable_model_summary": False,
     }
     return L.Trainer(**{**defaults, **arguments})
+
+
+def unpack(archive, folder):
+    """Write what an archive of ours holds to a folder."""
+    with tarfile.open(archive) as file:
+        # Python 3.10 and 3.11 know the argument from a later patch on; newer ones warn without it.
+        file.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
 
 
 WORLD = 2

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from scent_lightning.data import TabularRegressionDataModule
 from scent_lightning.modules import SmallImageResNet
 from scent_lightning.tasks import DRORegressionTask
 from tests.conftest import ROOT
+from tests.helpers import unpack
 from tests.kill_and_resume import differences
 
 CONFIG = str(ROOT / "configs" / "dro_diabetes.yaml")
@@ -320,8 +320,7 @@ def test_every_config_builds(config, tables, monkeypatch, data_dir):
         if "backbone_checkpoint" in model:
             torch.save(SmallImageResNet(**model["network"]["init_args"]).state_dict(), model["backbone_checkpoint"])
     elif config.stem == "clip_emoji":
-        with tarfile.open(data_dir / "emoji" / "emoji.tar.gz") as archive:
-            archive.extractall(filter="data")
+        unpack(data_dir / "emoji" / "emoji.tar.gz", Path())
         arguments += ["--data.path", "emoji.tsv"]
     elif kind == "ImageTextDataModule":
         # Pairs at hand in place of the data set, and one process without a GPU.

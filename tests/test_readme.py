@@ -36,7 +36,9 @@ def test_files_named_exist():
         text = file.read_text()
         headings = {re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-") for line in text.splitlines()}
         for link in re.findall(r"\]\(([^)]+)\)", text):
-            assert (link[1:] in headings) if link.startswith("#") else (file.parent / link.partition("#")[0]).is_file(), link
+            assert (
+                (link[1:] in headings) if link.startswith("#") else (file.parent / link.partition("#")[0]).is_file()
+            ), link
 
 
 @pytest.mark.parametrize(("folder", "ending"), [("configs", "yaml"), ("examples", "py")])

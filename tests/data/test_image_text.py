@@ -25,7 +25,7 @@ from scent_lightning.data.image_text import MEAN, STD
 from scent_lightning.data.pair_sources import Shard
 from scent_lightning.data.shapes import CLASSES, COLOURS, NUM_CAPTIONS, Shapes
 from scent_lightning.errors import InputError
-from tests.helpers import Steps, ddp_trainer, quiet_trainer, under_two_trainers
+from tests.helpers import Steps, ddp_trainer, quiet_trainer, under_two_trainers, unpack
 
 SIZE = 8
 
@@ -1007,8 +1007,7 @@ def test_an_unknown_split():
 
 
 def test_emoji(data_dir, tmp_path):
-    with tarfile.open(data_dir / "emoji" / "emoji.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(data_dir / "emoji" / "emoji.tar.gz", tmp_path)
     data = module(tmp_path / "emoji.tsv", split_column="split", class_column="category", image_size=16)
     data.setup("fit")
     assert data.num_anchors == 3466

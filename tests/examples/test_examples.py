@@ -60,7 +60,7 @@ def test_trainer_overhead_prints_its_figures(tmp_path):
 
 @pytest.mark.slow
 def test_benchmark_of_the_table_prints_its_figures(tmp_path):
-    few = ["--anchors", 10_000, 4_000_000, "--turns", 2, "--steps", 20]
+    few = ["--anchors", 10_000, 4_000_000, "--turns", 1, "--steps", 20]
     figures = json.loads(script(tmp_path, "benchmarks/dual_table.py", *few).strip().splitlines()[-1])
     assert set(figures) == {"step_ratio", "bytes_per_anchor", "save_extra_gb", "load_extra_gb"}
     assert figures["bytes_per_anchor"] == pytest.approx(5, abs=1)
