@@ -424,7 +424,7 @@ class DualVariableMixin(L.LightningModule):
                     checkpoint_path, map_location, hparams_file, strict, weights_only=True, **kwargs
                 )
             except (RuntimeError, TypeError, ValueError) as error:
-                if lacking := _given_as_objects(cls, saved["state_dict"], {**named, **kwargs}):
+                if lacking := _given_as_objects(cls, saved.get("state_dict", {}), {**named, **kwargs}):
                     raise InputError(
                         f"{' and '.join(lacking)} must be given to load_from_checkpoint again: checkpoint "
                         f"{checkpoint_path} has the weights, not the Python object that they belong to"
