@@ -51,7 +51,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from scent_lightning.data.image_folder import IMAGE_ENDINGS, class_folders, images_in, images_under, passed_over
+from scent_lightning.data.image_folder import IMAGE_ENDINGS, class_folders, images_in, images_of_classes, passed_over
 from scent_lightning.data.images import read_rgb, to_rgb
 from scent_lightning.data.tar_members import sample_and_kind, tar_members
 from scent_lightning.errors import InputError
@@ -153,14 +153,11 @@ class FolderSource(Source):
         if unknown:
             raise InputError(f"folder {folder / unknown[0]} is not a class of {classes}")
         self.folder = folder
-        self.samples: list[tuple[str, int]] = []
-        stray, counts = images_in(folder)
+        labels = {name: label for label, name in enumerate(self.classes) if name in found}
+        self.samples, counts = images_of_classes(folder, labels)
+        stray, more = images_in(folder)
+        counts += more
         counts.update({"in no folder of a class": len(stray)} if stray else {})
-        for label, name in enumerate(self.classes):
-            if name in found:
-                images, more = images_under(folder / name)
-                self.samples += [(image, label) for image in images]
-                counts += more
         left_out = [passed_over(counts)] if counts else []
         if others:
             left_out.append(f"folders that are hidden or without an image ({', '.join(others)})")

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from scent_lightning.callbacks.evaluation import EvaluationCallback, Stage
-from scent_lightning.data.image_folder import class_folders, images_in, images_under, is_junk, passed_over
+from scent_lightning.data.image_folder import class_folders, images_in, images_of_classes, is_junk, passed_over
 from scent_lightning.data.images import first_line
 from scent_lightning.data.pair_sources import BadPairError, decode, elsewhere
 from scent_lightning.errors import InputError
@@ -271,12 +271,8 @@ class _ImageFolder(Dataset[tuple[Tensor, int]]):
         self.classes, others = class_folders(folder)
         if empty := [name for name in others if not is_junk(name)]:
             raise InputError(f"path {folder} must have one folder of images per class: {_ends(empty)} has no image")
-        self.samples: list[tuple[str, int]] = []
-        _, counts = images_in(folder)
-        for label, name in enumerate(self.classes):
-            images, more = images_under(os.path.join(folder, name))
-            self.samples += [(image, label) for image in images]
-            counts += more
+        self.samples, counts = images_of_classes(folder, {name: label for label, name in enumerate(self.classes)})
+        counts += images_in(folder)[1]
         if counts:
             rank_zero_info(f"{len(self.samples):,} images to classify in {folder}; passed over: {passed_over(counts)}")
 

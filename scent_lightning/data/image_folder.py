@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from scent_lightning.errors import InputError
 
-__all__ = ["IMAGE_ENDINGS", "class_folders", "images_in", "images_under", "is_junk", "passed_over"]
+__all__ = ["IMAGE_ENDINGS", "class_folders", "images_in", "images_of_classes", "images_under", "is_junk", "passed_over"]
 
 # Of the formats in images.FORMATS, in lower case; files are read whatever their case.
 IMAGE_ENDINGS = (
@@ -100,6 +100,28 @@ def class_folders(folder: str | Path) -> tuple[list[str], list[str]]:
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
     classes = [name for name in names if not is_junk(name) and _has_image(os.path.join(folder, name))]
     return classes, [name for name in names if name not in set(classes)]
+
+
+def images_of_classes(folder: str | Path, labels: Mapping[str, int]) -> tuple[list[tuple[str, int]], Counter[str]]:
+    """Images of each class in a folder with one folder for each.
+
+    Args:
+        folder: has the classes' folders.
+        labels: label of each class by the name of its folder, in the order to go by.
+
+    Returns:
+        Path and label of each image, and the other files as :func:`images_in` counts them.
+
+    Raises:
+        InputError: a folder cannot be looked into.
+    """
+    samples: list[tuple[str, int]] = []
+    counts: Counter[str] = Counter()
+    for name, label in labels.items():
+        images, others = images_under(os.path.join(folder, name))
+        samples += [(image, label) for image in images]
+        counts += others
+    return samples, counts
 
 
 def passed_over(counts: Counter[str]) -> str:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from scent_lightning.data.augmentation import at_random
 from scent_lightning.data.features import Batch, _check_integer, _FeatureDataModule, _FileSplit, _Split
-from scent_lightning.data.image_folder import class_folders, images_in, images_under, is_junk, passed_over
+from scent_lightning.data.image_folder import class_folders, images_in, images_of_classes, is_junk, passed_over
 from scent_lightning.data.images import UnreadableImageError, decode_image, first_line
 from scent_lightning.data.indexed import place_in_run, sampled_loader, shuffle_seed
 from scent_lightning.data.state import fingerprint, sampled
@@ -720,23 +720,18 @@ class ImbalancedImageDataModule(_FeatureDataModule):
         differing = sorted({*found} - {*classes} | {*absent})
         if differing:
             raise InputError(f"classes of the splits differ: 'train' and {split!r} do not share {listed(differing)}")
-        paths: list[str] = []
-        labels: list[int] = []
-        stray, counts = images_in(folder)
+        samples, counts = images_of_classes(folder, {name: i for i, name in enumerate(classes) if name in found})
+        stray, more = images_in(folder)
+        counts += more
         counts.update({"in no folder of a class": len(stray)} if stray else {})
-        for label, name in enumerate(classes):
-            if name in found:
-                images, more = images_under(folder / name)
-                paths += images
-                labels += [label] * len(images)
-                counts += more
-        if not paths:
+        if not samples:
             raise InputError(f"split {split!r} has no image: {folder} needs a folder of images for each class")
         if counts:
             self._note(f"in {split!r} {passed_over(counts)}")
         if others:
             self._note(f"in {split!r} folders that are hidden or without an image ({listed(others)})")
-        return _FileImages(paths, np.array(labels, dtype=np.int64), self.in_memory, self._resize())
+        labels = np.array([label for _, label in samples], dtype=np.int64)
+        return _FileImages([path for path, _ in samples], labels, self.in_memory, self._resize())
 
     def _resize(self) -> Transform | None:
         """Brings an image to evaluate to ``image_size``, if that is given."""

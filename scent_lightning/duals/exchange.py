@@ -91,6 +91,12 @@ def of_all_processes(values: Tensor) -> Tensor:
     return all_rows(_to_backend(values.detach().contiguous()))[0].to(values.device)
 
 
+def of_each_process(values: Tensor) -> list[Tensor]:
+    """:func:`of_all_processes`, as the rows of each process."""
+    everyone, lengths = all_rows(_to_backend(values.detach().contiguous()))
+    return [rows.to(values.device) for rows in torch.split(everyone, lengths)]  # type: ignore[no-untyped-call]
+
+
 def gather_at_first(values: Tensor) -> list[Tensor]:
     """A tensor of the same shape of every process, in rank order, in main memory of the first; others get nothing."""
     sent = _to_backend(values.contiguous())

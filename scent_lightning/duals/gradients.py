@@ -57,13 +57,10 @@ def _of_processes(parameter: Tensor, kinds: list[int]) -> list[Gradient]:
     if _SPARSE in kinds:
         if gradient is None or not gradient.is_sparse:
             gradient = torch.zeros_like(parameter, layout=torch.sparse_coo)
-        indices = exchange.of_all_processes(gradient._indices().T).cpu()
-        values = exchange.of_all_processes(gradient._values()).cpu()
-        lengths = exchange.of_all_processes(torch.tensor([len(gradient._values())])).tolist()
-        pieces = zip(torch.split(indices, lengths), torch.split(values, lengths), strict=True)
-        for rank, (of_rank, values_of_rank) in enumerate(pieces):
-            if kinds[rank] == _SPARSE:
-                gathered[rank] = {"indices": of_rank.T.contiguous(), "values": values_of_rank.clone()}
+        rows, entries = exchange.of_each_process(gradient._indices().T), exchange.of_each_process(gradient._values())
+        for rank, kind in enumerate(kinds):
+            if kind == _SPARSE:
+                gathered[rank] = {"indices": rows[rank].cpu().T.contiguous(), "values": entries[rank].cpu().clone()}
     return gathered
 
 

@@ -93,6 +93,10 @@ def image_folders(folder, classes):
         for number in numbers:
             pixels = np.random.default_rng(number).integers(0, 256, (12, 12, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / "train" / name / f"{number:03}.png")
+    return image_module(folder)
+
+
+def image_module(folder):
     return ImbalancedImageDataModule(
         str(folder),
         dataset="folder",
@@ -126,15 +130,7 @@ def test_a_folder_that_moved_is_the_same(tmp_path):
     before.setup("fit")
     state = before.state_dict()
     shutil.move(tmp_path / "before", tmp_path / "elsewhere")
-    after = ImbalancedImageDataModule(
-        str(tmp_path / "elsewhere"),
-        dataset="folder",
-        positive_classes=["light"],
-        removed_positives=0.0,
-        batch_size=4,
-        positives_per_batch=2,
-        image_size=12,
-    )
+    after = image_module(tmp_path / "elsewhere")
     after.setup("fit")
     after.load_state_dict(state)
     assert after.changed_rows() == "none"
