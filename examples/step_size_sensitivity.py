@@ -28,7 +28,7 @@ from resumable import append_rows, read_rows
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 from step_size_trials import GLYPHS, Rule, add_trial_arguments, by_hand, trial
 
-from scent_lightning.duals import auto_step_size
+from scent_lightning.updates.auto import AutoConstants
 
 PROBLEMS = ("california_tau1.0", "abalone_tau0.2", GLYPHS)
 SHIFTS = range(-10, 11)
@@ -41,7 +41,7 @@ def rules(problem: str, seeds: list[int]) -> list[tuple[dict[str, Any], Rule]]:
     hand = by_hand(problem)
     assert hand.log_alpha is not None
     assert hand.guard is not None
-    guard = min(hand.guard, auto_step_size.LARGEST_GUARD)
+    guard = min(hand.guard, AutoConstants.largest_guard)
     found = []
     for seed in seeds:
         for shift in SHIFTS:

@@ -29,7 +29,7 @@ from scent_lightning.callbacks import DualVariableMonitor, LastCheckpoint, Predi
 from scent_lightning.callbacks.lookup import tensorboard_loggers
 from scent_lightning.checkpoint import AtomicCheckpointIO, local_path, read_checkpoint
 from scent_lightning.duals import DualUpdate, DualVariableMixin
-from scent_lightning.duals.variable import IfChanged
+from scent_lightning.duals.table import IfChanged
 from scent_lightning.errors import InputError
 from scent_lightning.failure import failure, shows_traceback, users_error
 from scent_lightning.named_checkpoints import find_checkpoint, is_word

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from scent_lightning.duals import exchange
+from scent_lightning import distributed
+from scent_lightning.duals.repeats import are_distinct
 from scent_lightning.errors import InputError
 
 __all__ = ["RowSparseSGD", "average_sparse_gradient", "clip_gradients"]
@@ -119,7 +120,7 @@ class RowSparseSGD(Optimizer):
     def _sparse_step(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         rows, values = gradient._indices()[0], gradient._values()
         # Autograd forgets that a gradient was coalesced, and to do so again takes longer than to look.
-        if not exchange.are_distinct(rows):
+        if not are_distinct(rows):
             gradient = gradient.coalesce()
             rows, values = gradient.indices()[0], gradient.values()
         if group["weight_decay"]:
@@ -221,7 +222,7 @@ def average_sparse_gradient(parameter: Tensor) -> None:
     assert gradient is not None
     gradient = gradient.coalesce()
     rows, values = gradient.indices()[0], gradient.values()
-    all_rows, all_values = exchange.all_rows(rows)[0], exchange.all_rows(values)[0] / dist.get_world_size()
+    all_rows, all_values = distributed.all_rows(rows)[0], distributed.all_rows(values)[0] / dist.get_world_size()
     parameter.grad = torch.sparse_coo_tensor(
         all_rows.unsqueeze(0), all_values, gradient.shape, check_invariants=False
     ).coalesce()

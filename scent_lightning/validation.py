@@ -50,6 +50,7 @@ def checked_number(
     above: float | None = None,
     most: float | None = None,
     below: float | None = None,
+    infinite: bool = False,
     hint: str = "",
 ) -> float: ...
 
@@ -63,6 +64,7 @@ def checked_number(
     above: float | None = None,
     most: float | None = None,
     below: float | None = None,
+    infinite: bool = False,
     or_none: bool,
     hint: str = "",
 ) -> float | None: ...
@@ -76,6 +78,7 @@ def checked_number(
     above: float | None = None,
     most: float | None = None,
     below: float | None = None,
+    infinite: bool = False,
     or_none: bool = False,
     hint: str = "",
 ) -> float | None:
@@ -88,6 +91,7 @@ def checked_number(
         above: a bound that is not allowed itself.
         most: largest value allowed.
         below: a bound that is not allowed itself.
+        infinite: whether ±∞ is allowed too, within the bounds.
         or_none: whether None is allowed too.
         hint: what the message ends with.
 
@@ -98,23 +102,27 @@ def checked_number(
         >>> checked_number("max_fpr", 1.5, above=0, most=1)
         Traceback (most recent call last):
             ...
-        scent_lightning.errors.InputError: max_fpr must be a finite number above 0 and at most 1, got 1.5
+        scent_lightning.errors.InputError: max_fpr must be a number in (0, 1], got 1.5
     """
     if or_none and value is None:
         return None
     if (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
-        and math.isfinite(value)
+        and (not math.isnan(value) if infinite else math.isfinite(value))
         and (least is None or value >= least)
         and (above is None or value > above)
         and (most is None or value <= most)
         and (below is None or value < below)
     ):
         return float(value)
-    words = (("of at least", least), ("above", above), ("at most", most), ("below", below))
-    bounds = " and ".join(f"{word} {bound:g}" for word, bound in words if bound is not None)
-    allowed = f"a finite number{' ' if bounds else ''}{bounds}"
+    low, high = (above if least is None else least), (below if most is None else most)
+    if low is not None and high is not None:
+        allowed = f"a number in {'(' if least is None else '['}{low:g}, {high:g}{')' if most is None else ']'}"
+    else:
+        words = (("of at least", least), ("above", above), ("at most", most), ("below", below))
+        bounds = "".join(f" {word} {bound:g}" for word, bound in words if bound is not None)
+        allowed = f"a {'' if infinite else 'finite '}number{bounds}"
     raise InputError(f"{name} must be {'None or ' if or_none else ''}{allowed}, got {value!r}{hint}")
 
 

@@ -10,9 +10,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from scent_lightning.duals import ASGD, BSGD, SCENT, SOX, DualVariable
-from scent_lightning.duals.auto_step_size import AutoStepSize
 from scent_lightning.progress import ProgressLR, run_progress
 from scent_lightning.tasks.training import scheduled_optimizer
+from scent_lightning.updates.auto import AutoStepSize
 from tests.helpers import SoftmaxData, SoftmaxTask, quiet_trainer
 from tests.settings import SETTINGS
 
@@ -289,7 +289,7 @@ def test_changed_data_with_the_default_step_size(rows, way, tmp_path):
     auto = resumed.duals["nu"].auto
     assert resumed.duals["nu"].visited.all()
     assert auto.reference is not None
-    assert auto.counts is None or len(auto.counts) == after
+    assert auto.window.counts is None or len(auto.window.counts) == after
 
 
 def test_grown_in_the_middle_of_a_window():
@@ -304,7 +304,7 @@ def test_grown_in_the_middle_of_a_window():
     table.grow(2000)
     run(torch.tensor([1999, 0]), progress=0.95)
     run(torch.tensor([1999, 0]), progress=1.0)
-    assert table.auto.counts is None
+    assert table.auto.window.counts is None
     one = DualVariable(1, SCENT())
     one.entropic_risk(torch.zeros(1, 3), torch.tensor([0]), progress=0.0)
     one.grow(3)

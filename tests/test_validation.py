@@ -37,7 +37,7 @@ def test_a_number_passes_exactly_where_it_is_finite_and_within_its_bound(value, 
 
 @pytest.mark.parametrize("value", [True, "0.5", None, 1j, [0.5]])
 def test_what_is_no_number_is_refused(value):
-    with pytest.raises(InputError, match="rate must be a finite number of at least 0 and below 1, got"):
+    with pytest.raises(InputError, match=r"rate must be a number in \[0, 1\), got"):
         checked_number("rate", value, least=0, below=1)
 
 

@@ -23,8 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from scent_lightning.duals import SCENT, DualVariable
-from scent_lightning.functional import contrastive_log_means, contrastive_loss
+from scent_lightning.duals import SCENT, ContrastiveSamples, DualVariableMixin
 
 FEATURES, ANCHORS, LOG_ALPHA, EPSILON, RHO = 512, 1_000_000, 10.0, 1e-6, 11.0
 Step = Callable[[], None]
@@ -41,19 +40,15 @@ def embeddings(count: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Ten
 def ours(count: int, device: str = "cpu", dtype: torch.dtype = torch.float32, chunk: int | None = None) -> Step:
     image, text = embeddings(count, device, dtype)
     tau = torch.tensor(0.07, device=device, requires_grad=True)
-    duals = [DualVariable(ANCHORS, SCENT(LOG_ALPHA)).to(device) for _ in range(2)]
+    module = DualVariableMixin()
+    for name in ("image", "text"):
+        module.add_dual(name, ANCHORS, SCENT(LOG_ALPHA))
+    module.to(device)
     index = torch.randperm(ANCHORS, generator=torch.Generator().manual_seed(1))[:count].to(device)
 
     def step() -> None:
-        means = contrastive_log_means(image, text, tau, EPSILON, chunk=chunk)
-        with torch.no_grad():
-            steps = [
-                dual.propose(dual.check_index(index, count), log_mean, means.negatives)
-                for dual, log_mean in zip(duals, (means.image, means.text), strict=True)
-            ]
-        loss, *objectives = contrastive_loss(image, text, tau, means, steps[0].nu, steps[1].nu, RHO, EPSILON)
-        for dual, proposed, objective in zip(duals, steps, objectives, strict=True):
-            dual.commit(proposed, loss, objective)
+        samples = ContrastiveSamples(image, text, tau, RHO, EPSILON, chunk)
+        loss = module.entropic_risk(("image", "text"), samples, index)
         image.grad = text.grad = tau.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
 

@@ -14,7 +14,6 @@ training rows.
 from __future__ import annotations
 
 import argparse
-import bisect
 import json
 import math
 import sys
@@ -34,11 +33,13 @@ from compare_xc import SETTINGS as XC_SETTINGS
 from compare_xc import fixed_rows
 from reproduce_dro_table import CELLS, CONFIGS, data_module, least_objective, temperature, training_rows
 
-from scent_lightning.duals import auto_step_size
+from scent_lightning.updates.auto import AutoConstants, AutoStepSize
+from scent_lightning.updates.windows import FEW_ANCHORS, WindowSums
 
 PAUC = {f"pauc_{count}_tau{tau}": (count, tau) for count, tau in pauc_known_optimum.SETTINGS}
 GLYPHS = "glyphs"
 PROBLEMS = (*CELLS, *PAUC, GLYPHS)
+AUTO = AutoConstants()
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,23 @@ class Rule:
     log_alpha: float | None = None
     cosine: bool = False
     guard: float | None = None
-    rise: float = auto_step_size.LARGEST_RISE
-    until: float = auto_step_size.RISEN
-    window: float = auto_step_size.WINDOW
-    lag_to_noise: float = auto_step_size.LAG_TO_NOISE
-    variance: float = auto_step_size.SMALL_VARIANCE
-    share: float = auto_step_size.SHARE
+    rise: float = AUTO.rise
+    until: float = AUTO.risen
+    window: float = AUTO.window
+    lag_to_noise: float = AUTO.lag_to_noise
+    variance: float = AUTO.variance
+    share: float = AUTO.share
     lr: float = 1.0
     seed: int = 0
+
+    def auto(self, anchors: int, epoch: float) -> AutoStepSize:
+        """The package's rule with these constants."""
+        limits = {"lag_to_noise": self.lag_to_noise, "variance": self.variance, "share": self.share}
+        rule = AutoStepSize(
+            anchors, self.guard, AutoConstants(rise=self.rise, risen=self.until, window=self.window, **limits)
+        )
+        rule.epoch = epoch
+        return rule
 
 
 def remaining(progress: float | Tensor) -> Tensor:
@@ -78,91 +88,77 @@ def remaining(progress: float | Tensor) -> Tensor:
 
 
 class StepSizes:
-    """The dual step of many runs, each by its rule.
+    """The dual step of many runs, each by its rule; "auto" is the package's own, one object for each run.
 
     Args:
         rules: one for each run.
-        visits: how often a run sees an anchor.
-        one_epoch: an epoch as a fraction of the run if there is one anchor, else 0.
+        anchors: how many there are in a run.
+        epoch: an epoch as a fraction of the run.
         device: where the numbers are.
     """
 
-    def __init__(self, rules: list[Rule], visits: float, one_epoch: float, device: str) -> None:
-        def column(name: str) -> Tensor:
-            values = [getattr(rule, name) for rule in rules]
-            return torch.tensor([math.nan if v is None else float(v) for v in values], device=device).double()
+    def __init__(self, rules: list[Rule], anchors: int, epoch: float, device: str) -> None:
+        self.anchors, self.seen, self.device = anchors, 0, device
+        self.found = {i: rule.auto(anchors, epoch) for i, rule in enumerate(rules) if rule.log_alpha is None}
+        by_hand = [rule.log_alpha or 0.0 for rule in rules]
+        self.by_hand = torch.tensor(by_hand, dtype=torch.float64, device=device)
+        self.cosine = torch.tensor([rule.cosine for rule in rules], device=device)
+        guards = [math.inf if rule.guard is None else rule.guard for rule in rules]
+        self.guard = torch.tensor(guards, dtype=torch.float64, device=device)
+        # Of the windows: Σ (ℓ − ν)² and of how many, Σ of the new ν, Σ ℓ and of how many; of few anchors log Σ e^ℓ and
+        # the visits of each.
+        self.totals = torch.zeros(5, len(rules), dtype=torch.float64, device=device)
+        few = anchors if anchors <= FEW_ANCHORS else 0
+        self.log_sums = torch.full((len(rules), few), -math.inf, dtype=torch.float64, device=device)
+        self.visits = torch.zeros_like(self.log_sums)
 
-        self.visits, self.one = visits, one_epoch > 0
-        self.auto = torch.tensor([rule.log_alpha is None for rule in rules], device=device)
-        self.fixed = torch.tensor([rule.log_alpha or 0.0 for rule in rules], dtype=torch.float64, device=device)
-        self.cosine, self.guard = column("cosine") > 0, column("guard")
-        self.rise, self.until = column("rise"), column("until")
-        self.lag_to_noise, self.small_variance, self.share = column("lag_to_noise"), column("variance"), column("share")
-        self.window = column("window").clamp(min=one_epoch) * (1 - 1e-9)
-        self.reference = torch.full_like(self.fixed, math.inf)
-        self.least, self.variance = self.reference, self.reference
-        self.falls: list[tuple[float, Tensor]] = []  # visits and least mean ℓ at the ends of windows
-        self.begun = torch.zeros_like(self.fixed)
-        # Of the window: Σ (ℓ − ν)² and of how many, Σ of the new ν, Σ ℓ and of how many; of one anchor log Σ e^ℓ.
-        totals = torch.zeros(5, len(rules), dtype=torch.float64, device=device)
-        self.squares, self.known, self.nu, self.log_mean, self.count = totals
-        self.log_sum = torch.full_like(self.fixed, -math.inf)
+    def _close_windows(self, progress: float) -> None:
+        over = [i for i, rule in self.found.items() if rule.window_is_over(progress)]
+        if not over or not self.seen:
+            return
+        each = (self.log_sums - self.visits.log()).masked_fill(self.visits == 0, 0.0)
+        objectives = (each.sum(dim=1) / (self.visits > 0).sum(dim=1)).tolist()
+        totals = self.totals.T.tolist()
+        for i in over:
+            if totals[i][-1] == 0:
+                continue
+            squares, known, nu, log_mean, rows = totals[i]
+            objective = objectives[i] if self.log_sums.shape[1] else None
+            sums = WindowSums(int(rows), squares, known, nu, log_mean, rows, objective)
+            self.found[i].close_window(progress, sums, min(self.seen, self.anchors))
+            self.totals[:, i] = 0.0
+            self.log_sums[i] = -math.inf
+            self.visits[i] = 0.0
 
-    def _begin(self, over: Tensor, progress: float) -> None:
-        """A new window where the old is over."""
-        for each in (self.squares, self.known, self.nu, self.log_mean, self.count):
-            each.masked_fill_(over, 0.0)
-        self.log_sum = self.log_sum.masked_fill(over, -math.inf)
-        self.begun = torch.where(over, progress, self.begun)
+    def sizes(self, progress: float) -> tuple[Tensor, Tensor]:
+        """Log α and guard of each run, shape ``(R,)`` each."""
+        self._close_windows(progress)
+        falling = remaining(progress).clamp(min=1e-300).log().to(self.device)
+        log_alpha, guard = self.by_hand + torch.where(self.cosine, falling, 0.0), self.guard
+        if self.found:
+            runs = torch.tensor(list(self.found), device=self.device)
+            said = [rule.arguments(progress) for rule in self.found.values()]
+            numbers = [[each["log_alpha"], each["max_log_weight"]] for each in said]
+            both = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+            log_alpha, guard = log_alpha.index_copy(0, runs, both[:, 0]), guard.index_copy(0, runs, both[:, 1])
+        return log_alpha.unsqueeze(1), guard.unsqueeze(1)
 
-    def log_alpha(self, progress: float) -> Tensor:
-        """Log α of each run, shape ``(R,)``."""
-        over = (progress - self.begun >= self.window) & (self.count > 0)
-        estimate = self.log_sum - self.count.log() if self.one else torch.maximum(self.nu, self.log_mean) / self.count
-        log_mean = torch.where(over, self.log_mean / self.count, math.inf)
-        self.least = torch.minimum(self.least, log_mean)
-        self.reference = torch.where(over, torch.minimum(self.reference, estimate), self.reference)
-        self.variance = torch.where(over & (self.known > 0), self.squares / self.known, self.variance)
-        self._begin(over, progress)
-        rise = self.rise.minimum((self.variance.clamp(min=1e-30) / (2 * self.small_variance)).log())
-        c = rise * (progress / self.until).clamp(max=1)
-        visits = max(self.visits * progress, 1.0)
-        if over.any():
-            self.falls.append((visits if self.falls else 0.0, self.least))
-        of_visits = (self.share * visits * (1 + visits / auto_step_size.MANY_VISITS)).log()
-        found_guard = of_visits.clamp(auto_step_size.LEAST_GUARD, auto_step_size.LARGEST_GUARD)
-        self.current_guard = torch.where(self.guard.isnan(), found_guard, self.guard)
-        c = c.minimum(of_visits)
-        fall = self._fall(visits)
-        noise = torch.where(self.variance > 0, self.variance, math.inf).sqrt()
-        found = -self.reference - c.minimum((self.lag_to_noise * noise / fall.clamp(min=1e-30)).log())
-        found += remaining((progress - self.until) / (1 - self.until).clamp(min=1e-9)).clamp(min=1e-300).log()
-        found = torch.where(torch.isinf(self.reference), math.inf, found)
-        falling = remaining(progress).clamp(min=1e-300).log().to(self.fixed.device)
-        return torch.where(self.auto, found, self.fixed + torch.where(self.cosine, falling, 0.0))
-
-    def _fall(self, visits: float) -> Tensor:
-        """Fall of ℓ at a visit, over the latter half of the visits so far."""
-        if not self.falls:
-            return torch.zeros_like(self.least)
-        place = bisect.bisect_right(self.falls, visits / 2, key=lambda each: each[0]) - 1
-        begun, before = self.falls[place]
-        return (before - self.least).nan_to_num(0.0, posinf=0.0) / (visits - begun)
-
-    def step(self, nu: Tensor, log_mean: Tensor, progress: float) -> Tensor:
-        """New ν, shape ``(R, B)``, from the old (NaN where an anchor is new) and ℓ."""
+    def step(self, nu: Tensor, log_mean: Tensor, index: Tensor, progress: float) -> Tensor:
+        """New ν of the anchors ``index``, shape ``(R, B)``, from the old (NaN where an anchor is new) and ℓ."""
         known = ~nu.isnan()
         nu = torch.where(known, nu, log_mean)
-        log_alpha = self.log_alpha(progress).unsqueeze(1)
+        log_alpha, guard = self.sizes(progress)
         shifted = log_alpha + nu
         moved = torch.logaddexp(nu, shifted + log_mean) - torch.logaddexp(torch.zeros_like(shifted), shifted)
-        moved = torch.where(log_alpha == math.inf, log_mean, moved).maximum(log_mean - self.current_guard.unsqueeze(1))
-        self.squares += (log_mean - nu).square().sum(dim=1)  # 0 where ν was not known
-        self.known += known.sum(dim=1)
-        self.nu += moved.mean(dim=1)
-        self.log_mean += log_mean.mean(dim=1)
-        self.log_sum = torch.logaddexp(self.log_sum, log_mean[:, 0])
-        self.count += 1
+        moved = torch.where(log_alpha == math.inf, log_mean, moved).maximum(log_mean - guard)
+        rows = torch.full_like(self.by_hand, nu.shape[1])
+        squares = (log_mean - nu).square().sum(dim=1)  # 0 where ν was not known
+        self.totals += torch.stack([squares, known.sum(dim=1), moved.sum(dim=1), log_mean.sum(dim=1), rows])
+        if self.log_sums.shape[1]:
+            before = self.log_sums.gather(1, index)
+            self.log_sums.scatter_(1, index, torch.logaddexp(before, log_mean))
+            self.visits.scatter_add_(1, index, torch.ones_like(log_mean))
+        self.seen += nu.shape[1]
         return moved
 
 
@@ -214,7 +210,8 @@ def regression(
     momentum = torch.zeros_like(weights)
     lr = torch.tensor([[setting.lr * rule.lr] for rule in rules], dtype=torch.float64, device=device)
     steps = setting.epochs * -(-len(target) // setting.batch_size)
-    sizes = StepSizes(rules, steps, 1 / setting.epochs, device)
+    sizes = StepSizes(rules, 1, 1 / setting.epochs, device)
+    only = torch.zeros(len(rules), 1, dtype=torch.int64, device=device)
     nu = torch.full((len(rules), 1), math.nan, dtype=torch.float64, device=device)
     generators, step = seeded(rules), 0
     for _ in range(setting.epochs):
@@ -223,7 +220,7 @@ def regression(
             inputs = rows[chosen]
             residual = torch.bmm(inputs, weights.unsqueeze(2)).squeeze(2) - target[chosen]
             scores = residual.square() / tau
-            nu = sizes.step(nu, log_mean_exp(scores).unsqueeze(1), step / steps)
+            nu = sizes.step(nu, log_mean_exp(scores).unsqueeze(1), only, step / steps)
             factor = (scores - nu).clamp(max=600).exp() * residual * (2 / chosen.shape[1])
             gradient = torch.bmm(factor.unsqueeze(1), inputs).squeeze(1)
             if clip is not None:
@@ -252,7 +249,7 @@ def partial_auc(
     batch, margin = setting.batch_size, pauc_known_optimum.MARGIN
     steps = setting.epochs * ((len(positives) + len(negatives)) // (2 * batch))
     rate = torch.tensor([[setting.lr * rule.lr] for rule in rules], dtype=torch.float64, device=device)
-    sizes = StepSizes(rules, steps * batch / len(positives), 0.0, device)
+    sizes = StepSizes(rules, len(positives), 1 / setting.epochs, device)
     weights = torch.zeros(len(rules), positives.shape[1], dtype=torch.float64, device=device)
     momentum = torch.zeros_like(weights)
     nu = torch.full((len(rules), len(positives)), math.nan, dtype=torch.float64, device=device)
@@ -268,7 +265,7 @@ def partial_auc(
         by_high, by_low = (torch.bmm(rows, weights.unsqueeze(2)).squeeze(2) for rows in (high, low))
         hinge = (by_low.unsqueeze(1) - by_high.unsqueeze(2) + margin).relu_()
         scores = hinge.square() / tau
-        moved = sizes.step(nu.gather(1, index), log_mean_exp(scores), step / steps)
+        moved = sizes.step(nu.gather(1, index), log_mean_exp(scores), index, step / steps)
         nu.scatter_(1, index, moved)
         factor = (scores - moved.unsqueeze(2)).exp_() * hinge * (2 / (batch * count))
         gradient = torch.bmm(factor.sum(dim=1).unsqueeze(1), low) - torch.bmm(factor.sum(dim=2).unsqueeze(1), high)
@@ -310,7 +307,7 @@ def classification(features: Tensor, labels: Tensor, setting: Setting, rules: li
     steps = setting.epochs * -(-size // setting.batch_size)
     weights = torch.zeros(runs * classes, width, device=device)
     nu = torch.full((runs * size,), math.nan, device=device)
-    sizes = StepSizes(rules, setting.epochs, 0.0, device)
+    sizes = StepSizes(rules, size, 1 / setting.epochs, device)
     lr = torch.tensor([setting.lr * rule.lr for rule in rules], device=device)
     run = torch.arange(runs, device=device).unsqueeze(1)
     before = torch.ones(setting.batch_size, setting.batch_size, dtype=torch.bool, device=device).tril(-1)
@@ -330,7 +327,7 @@ def classification(features: Tensor, labels: Tensor, setting: Setting, rules: li
             largest = scores.amax(dim=2, keepdim=True)
             exponentials = (scores - largest).exp_()
             log_mean = largest.squeeze(2).double() + (exponentials.sum(dim=2).double() / number).log()
-            moved = sizes.step(nu[anchors].view(index.shape).double(), log_mean, step / steps)
+            moved = sizes.step(nu[anchors].view(index.shape).double(), log_mean, index, step / steps)
             nu[anchors] = moved.flatten().float()
             weight = ((largest.squeeze(2) - moved).exp() / (number * index.shape[1])).float()
             gradient = exponentials * weight.unsqueeze(2)

@@ -32,7 +32,7 @@ class DualStepSizeFinder(L.Callback):
     ``SCENT(log_alpha="auto")`` finds the step size as it trains. This is for a fixed value, one to print in a table: in
     the manner of Lightning's ``LearningRateFinder``, the first steps of the run are taken as if they were all of it,
     schedules of the learning rate included, with "auto"; what this found of ν gives log α = −reference − c, c being
-    half of what it rises to (see :class:`~scent_lightning.duals.auto_step_size.AutoStepSize`). The weights, ν, the
+    half of what it rises to (see :class:`~scent_lightning.updates.auto.AutoStepSize`). The weights, ν, the
     optimisers, the random numbers and the order of the data are then what they were, and training begins with
 
     * ``SCENT(log_alpha, schedule="cosine", max_log_weight=…)`` where log α was "auto", with the guard that this had at
@@ -128,23 +128,24 @@ class DualStepSizeFinder(L.Callback):
             before.prepare(steps, pilot)
             trainer.fit_loop.run()
             rules = {name: dual.auto for name, dual in duals.items() if dual.auto is not None}
-            found = {name: rule.suggestion() for name, rule in rules.items()}
-            self.max_log_weight = {name: round(rule.max_log_weight, 2) for name, rule in rules.items()}
+            suggestions = {name: rule.suggestion() for name, rule in rules.items()}
         finally:
             pilot.bar.close()
             for name, update in updates.items():
                 duals[name].use(update)
             before.restore()
         self.curves = pilot.curves
-        missing = [name for name, log_alpha in found.items() if log_alpha is None]
+        found = {name: suggestion for name, suggestion in suggestions.items() if suggestion is not None}
+        missing = [name for name in suggestions if name not in found]
         if missing:
             raise InputError(
                 f"a pilot of {steps} steps is too short to find a step size for dual variable {missing[0]!r}: set "
                 "num_steps or fraction to take in at least two epochs"
             )
         kinds = {name: repr(update) for name, update in updates.items()}
-        alike = {name: [found[other] for other in kinds if kinds[other] == kinds[name]] for name in kinds}
-        return {name: round(sum(values) / len(values), 2) for name, values in alike.items()}  # type: ignore[arg-type]
+        self.max_log_weight = {name: round(suggestion["max_log_weight"], 2) for name, suggestion in found.items()}
+        alike = {name: [found[other]["log_alpha"] for other in kinds if kinds[other] == kinds[name]] for name in kinds}
+        return {name: round(sum(values) / len(values), 2) for name, values in alike.items()}
 
     # ---------------------------------------------------------------- pictures
 
@@ -193,7 +194,7 @@ class DualStepSizeFinder(L.Callback):
 def with_step_size(update: DualUpdate, log_alpha: float, max_log_weight: float) -> SCENT:
     """The update with a fixed log α; one with "auto" also with what goes with it there."""
     assert isinstance(update, SCENT)
-    if update.is_auto:
+    if update.log_alpha == "auto":
         guard = max_log_weight if update.max_log_weight is None else update.max_log_weight
         return _with(update, log_alpha=log_alpha, schedule="cosine", final=None, max_log_weight=guard)
     return _with(update, log_alpha=log_alpha)
@@ -227,11 +228,11 @@ class _Pilot(L.Callback):
             if step % self.every or last is None or (curves["step"] and curves["step"][-1] == step):
                 continue
             seen = last.all_log_mean > -math.inf
-            reference = None if dual.auto is None else dual.auto.reference
+            statistics = {} if dual.auto is None else dual.auto.statistics()
             curves["step"].append(step)
             curves["nu"].append(last.all_nu[seen].double().mean().item())
             curves["log_mean"].append(last.all_log_mean[seen].double().mean().item())
-            curves["reference"].append(math.nan if reference is None else reference)
+            curves["reference"].append(statistics.get("reference", math.nan))
 
 
 class _Before:

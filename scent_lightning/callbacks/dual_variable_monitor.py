@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from scent_lightning.callbacks.lookup import duals_of, tensorboard_loggers
 from scent_lightning.duals import DualVariable
-from scent_lightning.duals.variable import DualStep
+from scent_lightning.duals.step import DualStep
 
 __all__ = ["DualVariableMonitor"]
 
@@ -124,9 +124,7 @@ def batch_statistics(variable: DualVariable, step: DualStep) -> dict[str, float]
     values |= update.statistics(before, log_mean, step.progress)
     numbers = torch.stack([value.double() for value in values.values()]).tolist()
     found = dict(zip(values, numbers, strict=True)) | update.step_sizes(step.progress)
-    if variable.auto is not None and variable.auto.reference is not None:
-        found["reference"] = variable.auto.reference
-    return found
+    return found if variable.auto is None else found | variable.auto.statistics()
 
 
 def table_statistics(variable: DualVariable, values: np.ndarray) -> dict[str, float]:

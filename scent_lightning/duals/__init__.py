@@ -1,19 +1,26 @@
-"""Dual variables: the updates, the table, and the mixin that puts them into a LightningModule."""
+"""Dual variables: the tables of ν, what moves them, and the mixin that puts them into a LightningModule."""
 
+from scent_lightning.duals.contrastive import ContrastiveSamples
 from scent_lightning.duals.mixin import DualVariableMixin
-from scent_lightning.duals.updates import ASGD, BSGD, SCENT, SOX, DualUpdate, SoftplusASGD, UMax
+from scent_lightning.duals.samples import DenseScores, Exponentials, Samples
 from scent_lightning.duals.variable import DualVariable
 from scent_lightning.errors import DualDivergenceError
+from scent_lightning.updates import ASGD, BSGD, SCENT, SOX, DualUpdate, ScheduledUpdate, SoftplusASGD, UMax
 
 __all__ = [
     "ASGD",
     "BSGD",
     "SCENT",
     "SOX",
+    "ContrastiveSamples",
+    "DenseScores",
     "DualDivergenceError",
     "DualUpdate",
     "DualVariable",
     "DualVariableMixin",
+    "Exponentials",
+    "Samples",
+    "ScheduledUpdate",
     "SoftplusASGD",
     "UMax",
 ]

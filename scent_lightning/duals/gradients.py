@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from scent_lightning.duals import exchange
+from scent_lightning import distributed
 
 __all__ = ["gathered_gradients", "restore_gradients"]
 
@@ -28,14 +28,14 @@ def gathered_gradients(module: nn.Module) -> dict[str, list[Gradient]]:
     """
     parameters = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     kinds = torch.tensor([[_kind(parameter.grad) for _, parameter in parameters]])
-    if exchange.distributed():
-        kinds = exchange.of_all_processes(kinds)
+    if distributed.is_distributed():
+        kinds = distributed.of_all_processes(kinds)
     found = {
         name: _of_processes(parameter, of_parameter)
         for (name, parameter), of_parameter in zip(parameters, kinds.T.tolist(), strict=True)
         if any(of_parameter)
     }
-    return {} if exchange.distributed() and dist.get_rank() else found
+    return {} if distributed.is_distributed() and dist.get_rank() else found
 
 
 def _kind(gradient: Tensor | None) -> int:
@@ -44,7 +44,7 @@ def _kind(gradient: Tensor | None) -> int:
 
 def _of_processes(parameter: Tensor, kinds: list[int]) -> list[Gradient]:
     gradient = parameter.grad
-    if not exchange.distributed():
+    if not distributed.is_distributed():
         assert gradient is not None
         if gradient.is_sparse:
             return [{"indices": gradient._indices(), "values": gradient._values()}]
@@ -52,12 +52,15 @@ def _of_processes(parameter: Tensor, kinds: list[int]) -> list[Gradient]:
     gathered: list[Gradient] = [None] * len(kinds)
     if _DENSE in kinds:
         dense = gradient if gradient is not None and not gradient.is_sparse else torch.zeros_like(parameter)
-        for rank, values in enumerate(exchange.gather_at_first(dense.detach())):
+        for rank, values in enumerate(distributed.gather_at_first(dense.detach())):
             gathered[rank] = values if kinds[rank] == _DENSE else None
     if _SPARSE in kinds:
         if gradient is None or not gradient.is_sparse:
             gradient = torch.zeros_like(parameter, layout=torch.sparse_coo)
-        rows, entries = exchange.of_each_process(gradient._indices().T), exchange.of_each_process(gradient._values())
+        rows, entries = (
+            distributed.of_each_process(gradient._indices().T),
+            distributed.of_each_process(gradient._values()),
+        )
         for rank, kind in enumerate(kinds):
             if kind == _SPARSE:
                 gathered[rank] = {"indices": rows[rank].cpu().T.contiguous(), "values": entries[rank].cpu().clone()}

@@ -16,18 +16,20 @@ from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from scent_lightning import distributed
 from scent_lightning.changed_data import check_change
 from scent_lightning.compiling import outside_graphs
-from scent_lightning.duals import exchange
+from scent_lightning.duals import step
 from scent_lightning.duals.gradients import gathered_gradients, restore_gradients
-from scent_lightning.duals.updates import DualUpdate
-from scent_lightning.duals.variable import DualVariable, IfChanged, Placement
+from scent_lightning.duals.samples import Samples, as_samples
+from scent_lightning.duals.table import IfChanged, Placement
+from scent_lightning.duals.variable import DualVariable
 from scent_lightning.errors import InputError
-from scent_lightning.functional import Exponentials
 from scent_lightning.importing import named_by, read_anywhere, without_imports_of
 from scent_lightning.progress import ProgressLR, check_progress, run_progress
 from scent_lightning.random_state import random_state, restore_random_state
 from scent_lightning.summary import announce
+from scent_lightning.updates import DualUpdate
 
 __all__ = ["DualVariableMixin"]
 
@@ -122,7 +124,13 @@ class DualVariableMixin(L.LightningModule):
 
     @outside_graphs
     def entropic_risk(
-        self, name: str, scores: Tensor, index: Tensor, mask: Tensor | None = None, *, progress: float | None = None
+        self,
+        name: str | Sequence[str],
+        scores: Tensor | Samples,
+        index: Tensor,
+        mask: Tensor | None = None,
+        *,
+        progress: float | None = None,
     ) -> Tensor:
         r"""Mean dual objective of a batch; in training the dual variables at ``index`` are updated first.
 
@@ -132,8 +140,9 @@ class DualVariableMixin(L.LightningModule):
         never written, and an anchor never visited takes ν = ℓ.
 
         Args:
-            name: the dual, as given to :meth:`add_dual`.
-            scores: shape ``(B, m)``: one row per anchor, one column per sample; any floating dtype.
+            name: the dual, as given to :meth:`add_dual`; one for each side of the samples, where they have several.
+            scores: shape ``(B, m)``: one row per anchor, one column per sample; any floating dtype. Or
+                :class:`~scent_lightning.duals.Samples` that stand for them, for a loss which knows a faster way.
             index: dataset indices of the anchors, shape ``(B,)``, any integer dtype and device. An index that occurs
                 twice, here or on another rank, moves once, by all its samples.
             mask: bool, shape ``(B, m)``, True where a sample counts; None means all do.
@@ -151,31 +160,12 @@ class DualVariableMixin(L.LightningModule):
             InputError: the table was loaded from a checkpoint of another size (training only), or a schedule needs
                 the length of an endless run.
         """
-        variable = self._dual(name)
+        tables = [self._dual(name)] if isinstance(name, str) else [self._dual(each) for each in name]
+        samples = as_samples(scores, mask)
         if self.updates_duals():
             progress = self.dual_progress() if progress is None else check_progress(progress)
-            return variable.entropic_risk(scores, index, mask, progress)
-        return variable.evaluate(scores, index, mask)
-
-    @outside_graphs
-    def entropic_risk_from(self, name: str, samples: Exponentials, index: Tensor) -> Tensor:
-        """:meth:`entropic_risk` for a module that takes the exponentials of its scores itself, in training only.
-
-        Args:
-            name: the dual, as given to :meth:`add_dual`.
-            samples: what it found.
-            index: dataset indices of the anchors, shape ``(B,)``.
-
-        Returns:
-            A scalar, and errors, as :meth:`entropic_risk`; also
-
-        Raises:
-            InputError: the update needs the scores themselves (:attr:`DualVariable.takes_exponentials`), or this is not
-                training, where ν is read only.
-        """
-        if not self.updates_duals():
-            raise InputError("entropic_risk_from moves the dual variables, in training only; elsewhere: entropic_risk")
-        return self._dual(name).entropic_risk_from(samples, index, self.dual_progress())
+            return step.entropic_risk(tables, samples, index, progress)
+        return step.evaluate(tables, samples, index)
 
     def _dual(self, name: str) -> DualVariable:
         variable = self.duals._modules.get(name)
@@ -260,8 +250,8 @@ class DualVariableMixin(L.LightningModule):
                 checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"] = loop._combined_loader_states_to_load
             return
         states = {name: values.unsqueeze(0) for name, values in random_state().items()}
-        if exchange.distributed():
-            states = exchange.stack_states(states)
+        if distributed.is_distributed():
+            states = distributed.stack_states(states)
         checkpoint[_KEY] = {"format": FORMAT, "random_states": states}
         if self._trainer is not None and (progress := run_progress(self._trainer)) is not None:
             checkpoint[_KEY]["progress"] = progress
@@ -317,7 +307,7 @@ class DualVariableMixin(L.LightningModule):
         if (accumulated := added.get("accumulated")) is not None:
             # Lightning drops it where another number of batches makes a step begin here.
             scale = accumulated["batches"] / loop.trainer.accumulate_grad_batches
-            restore_gradients(self, accumulated["gradients"], self.global_rank, exchange.processes(), scale)
+            restore_gradients(self, accumulated["gradients"], self.global_rank, distributed.processes(), scale)
         states = added.get("random_states")
         if states is not None and self.global_rank < len(states["torch"]):
             restore_random_state({name: values[self.global_rank] for name, values in states.items()})

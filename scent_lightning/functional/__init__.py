@@ -1,4 +1,10 @@
-"""Pure tensor functions: no state, no Lightning."""
+r"""Pure tensor functions: no state, no Lightning.
+
+Notation: ``scores`` is :math:`S` with one row per anchor, shape ``(B, m)``; ``mask`` is True where a sample counts;
+:math:`\ell_i = \log \frac{1}{m_i} \sum_j \exp S_{ij}` is the log-mean-exp over the valid samples of row ``i``; ``nu``
+is the dual variable :math:`\nu`, shape ``(B,)``. All quantities are dimensionless (scores are already divided by the
+temperature).
+"""
 
 from scent_lightning.functional.contrastive import (
     ContrastiveLogMeans,
@@ -7,27 +13,30 @@ from scent_lightning.functional.contrastive import (
     contrastive_loss,
     contrastive_scores,
 )
-from scent_lightning.functional.duals import (
+from scent_lightning.functional.log_mean_exp import (
     NO_SCORE,
-    Exponentials,
-    asgd_step,
     at_least_float32,
-    exponential_objective,
-    exponential_objective_from,
-    guard,
     log_mean_exp,
     log_mean_exp_from,
     may_be_infinite,
     mean_over,
-    proximal_mirror_descent_step,
     shift_by_largest,
-    softplus_asgd_step,
-    softplus_objective,
-    sox_step,
-    umax_step,
     wide,
     wide_dtype,
+)
+from scent_lightning.functional.objectives import (
+    exponential_objective,
+    exponential_objective_from,
+    softplus_objective,
     with_gradient,
+)
+from scent_lightning.functional.steps import (
+    asgd_step,
+    guard,
+    proximal_mirror_descent_step,
+    softplus_asgd_step,
+    sox_step,
+    umax_step,
 )
 from scent_lightning.functional.surrogates import (
     SURROGATES,
@@ -41,7 +50,6 @@ __all__ = [
     "SURROGATES",
     "ContrastiveLogMeans",
     "Everyone",
-    "Exponentials",
     "asgd_step",
     "at_least_float32",
     "check_surrogate",

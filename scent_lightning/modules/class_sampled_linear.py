@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from scent_lightning.duals import DenseScores, Exponentials, Samples
 from scent_lightning.errors import InputError
-from scent_lightning.functional import NO_SCORE, Exponentials, at_least_float32
+from scent_lightning.functional import NO_SCORE, at_least_float32
 
 __all__ = ["ClassSampledLinear", "Negatives"]
 
@@ -244,20 +245,37 @@ class ClassSampledLinear(nn.Module):
         scores = _SampledScores.apply(features, self.weight, classes, own, columns, self.normalize, self.scale)
         return cast(Tensor, scores), asked != own
 
-    def exponentials(self, features: Tensor, labels: Tensor, all_labels: Tensor | None = None) -> Exponentials | None:
-        """Exponentials of the scores against in-batch negatives.
+    def samples(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        all_labels: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Samples:
+        """The scores of :meth:`forward` for a dual variable, without the matrix of them where there is a faster way.
 
-        They are those of the scores of :meth:`forward`, and so is the gradient, in half of the passes over the scores
-        and one node of the graph: :meth:`~scent_lightning.duals.DualVariable.entropic_risk_from` takes them.
+        With in-batch negatives their exponentials are taken here: the same loss and the same gradient in half of the
+        passes over the scores and one node of the graph. A subclass that overrides :meth:`forward` gets its scores.
 
         Args:
-            features: shape ``(B, D)``.
-            labels: class of each row, shape ``(B,)``, int64, in [0, K).
-            all_labels: where a batch is spread over processes, the labels of all of it.
+            features: as for :meth:`forward`.
+            labels: as for :meth:`forward`.
+            all_labels: as for :meth:`forward`.
+            generator: as for :meth:`forward`.
 
         Returns:
-            The exponentials, or None where there is no negative.
+            What :meth:`~scent_lightning.duals.DualVariableMixin.entropic_risk` takes in place of scores and mask. In a
+            batch of one class "in_batch" leaves no negative: a :class:`~scent_lightning.duals.DenseScores` of no valid
+            sample.
         """
+        samples = None
+        if self.negatives == "in_batch" and type(self).forward is ClassSampledLinear.forward:
+            samples = self._exponentials(features, labels, all_labels)
+        return DenseScores(*self(features, labels, all_labels, generator)) if samples is None else samples
+
+    def _exponentials(self, features: Tensor, labels: Tensor, all_labels: Tensor | None = None) -> Exponentials | None:
+        """Exponentials of the scores against in-batch negatives; None where there is no negative."""
+        inputs = features
         if self.normalize:
             features = F.normalize(features, dim=1)
         with torch.no_grad():
@@ -283,7 +301,11 @@ class ClassSampledLinear(nn.Module):
             )
             return cast(Tensor, found)
 
-        return Exponentials((largest - own_logits).squeeze(1), total, mean, count, False, with_gradient)
+        def dense() -> DenseScores:
+            return DenseScores(*self(inputs, labels, all_labels))
+
+        # A score of −∞ is no mask here, so that the sum of the logits has to be finite.
+        return Exponentials((largest - own_logits).squeeze(1), mean, count, False, with_gradient, dense, total)
 
     def logits(self, features: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Logits of the classes ``start`` to ``stop``, shape ``(B, stop − start)``, for evaluation in chunks.

@@ -7,7 +7,6 @@ import difflib
 import json
 import logging
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,12 +15,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
+from scent_lightning import distributed
 from scent_lightning.checkpoint import read_plain
 from scent_lightning.compiling import outside_graphs
-from scent_lightning.duals import DualUpdate, DualVariable, DualVariableMixin, exchange
-from scent_lightning.duals.variable import Placement, verify_together
+from scent_lightning.duals import ContrastiveSamples, DualUpdate, DualVariableMixin
+from scent_lightning.duals.table import Placement
 from scent_lightning.errors import InputError
-from scent_lightning.functional import Everyone, contrastive_log_means, contrastive_loss, contrastive_scores
 from scent_lightning.metrics import RetrievalRecall
 from scent_lightning.metrics.entropic_risk import check_tau
 from scent_lightning.optional import of_vision
@@ -206,62 +205,15 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
             InputError: there is but one pair, or there are not as many images as texts; or the table was loaded from a
                 checkpoint of another size.
         """
-        if image.shape != text.shape:
-            raise InputError(
-                f"images and texts must be pairs: got embeddings of shapes {tuple(image.shape)} and {tuple(text.shape)}"
-            )
-        duals = [cast(DualVariable, self.duals[name]) for name in (_IMAGE, _TEXT)]
-        many = exchange.distributed()
-        check: Callable[..., Tensor] = duals[0].check_index
-        rows = exchange.checked(check, index, len(image)) if many else check(index, len(image))
-        everyone = None
-        if many:
-            images, start = exchange.gather_with_gradient(image)
-            everyone = Everyone(images, exchange.gather_with_gradient(text)[0], start, exchange.processes())
-        if not duals[0].takes_exponentials:
-            return self._risk_from_scores(image, text, index, everyone)
-        tau = self.tau
-        means = contrastive_log_means(image, text, tau, self.epsilon, everyone, self.chunk)
-        if not self.updates_duals():
-            nu = [dual.read(rows, log_mean) for dual, log_mean in zip(duals, (means.image, means.text), strict=True)]
-            return contrastive_loss(image, text, tau, means, nu[0], nu[1], self.rho, self.epsilon, everyone)[0]
-        progress = self.dual_progress()
-        for dual in duals:
-            dual.check_trainable()
-        with torch.no_grad():
-            steps = [
-                dual.propose(rows, log_mean, means.negatives, progress)
-                for dual, log_mean in zip(duals, (means.image, means.text), strict=True)
-            ]
-        loss, *objectives = contrastive_loss(
-            image, text, tau, means, steps[0].nu, steps[1].nu, self.rho, self.epsilon, everyone
-        )
-        verify_together(list(zip(duals, steps, objectives, strict=True)), loss)
-        for dual, step in zip(duals, steps, strict=True):
-            dual.write(step)
-        return loss
-
-    def _risk_from_scores(self, image: Tensor, text: Tensor, index: Tensor, everyone: Everyone | None) -> Tensor:
-        """The plain way, for an update that needs the scores themselves."""
-        *scores, mask = contrastive_scores(image, text, self.tau, everyone)
-        duals = [cast(DualVariable, self.duals[name]) for name in (_IMAGE, _TEXT)]
-        if not self.updates_duals():
-            risks = [dual.evaluate(side, index, mask) for dual, side in zip(duals, scores, strict=True)]
-            return self.tau * (risks[0] + risks[1] + 2 * self.rho)
-        progress = self.dual_progress()
-        prepared = [dual.prepare(side, index, mask, progress) for dual, side in zip(duals, scores, strict=True)]
-        for dual, (_, evidence) in zip(duals, prepared, strict=True):
-            dual.verify(*evidence)
-        for dual, (_, evidence) in zip(duals, prepared, strict=True):
-            dual.write(evidence[0])
-        return self.tau * (prepared[0][0] + prepared[1][0] + 2 * self.rho)
+        samples = ContrastiveSamples(image, text, self.tau, self.rho, self.epsilon, self.chunk)
+        return self.entropic_risk((_IMAGE, _TEXT), samples, index)
 
     # ---------------------------------------------------------------- steps
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Update ν of the batch's pairs and return the loss; None for a batch with fewer than two pairs."""
         images, texts, index = three_parts(batch, "images, texts")
-        if not exchange.distributed() and len(index) < 2:
+        if not distributed.is_distributed() and len(index) < 2:
             self.skipped_batches += 1
             if self.skipped_batches == 1:
                 rank_zero_warn(

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torchmetrics import MeanMetric
 
-from scent_lightning.duals import DualUpdate, DualVariable, DualVariableMixin, exchange
-from scent_lightning.duals.variable import Placement
+from scent_lightning import distributed
+from scent_lightning.duals import DenseScores, DualUpdate, DualVariable, DualVariableMixin, Samples
+from scent_lightning.duals.table import Placement
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Negatives
@@ -193,8 +194,8 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
         inputs, labels, index = three_parts(batch, "inputs, labels")
         features = self(inputs)
         labels = class_numbers(labels, len(features))
-        shares = self.head.negatives == "in_batch" and exchange.distributed()
-        all_labels = exchange.of_all_processes(labels) if shares else None
+        shares = self.head.negatives == "in_batch" and distributed.is_distributed()
+        all_labels = distributed.of_all_processes(labels) if shares else None
         try:
             loss = self._risk(features, labels, all_labels, index)
         except (IndexError, RuntimeError):
@@ -211,16 +212,16 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
 
     def _risk(self, features: Tensor, labels: Tensor, all_labels: Tensor | None, index: Tensor) -> Tensor:
         """The dual objective, after ν was updated."""
-        variable = cast(DualVariable, self.duals[_ANCHOR])
-        in_batch, samples = self.head.negatives == "in_batch", None
-        if in_batch and variable.takes_exponentials and self.updates_duals() and self._loss_is_own():
-            samples = self.head.exponentials(features, labels, all_labels)
-        if samples is not None:
-            return self.entropic_risk_from(_ANCHOR, samples, index)
-        scores, mask = self.head(features, labels, all_labels, self._draws())
-        if scores.shape[1] < 2 and in_batch:
-            self._count_skipped(labels if all_labels is None else all_labels)
-        return self.entropic_risk(_ANCHOR, scores, index, mask)
+        samples: Samples
+        if type(self).entropic_risk is DualVariableMixin.entropic_risk:
+            samples = self.head.samples(features, labels, all_labels, self._draws())
+        else:  # a subclass looks at the scores
+            samples = DenseScores(*self.head(features, labels, all_labels, self._draws()))
+        if isinstance(samples, DenseScores):
+            if self.head.negatives == "in_batch" and samples.values.shape[1] < 2:
+                self._count_skipped(labels if all_labels is None else all_labels)
+            return self.entropic_risk(_ANCHOR, samples.values, index, samples.mask)
+        return self.entropic_risk(_ANCHOR, samples, index)
 
     def _check_classes(self, labels: Tensor) -> None:
         """Raise InputError for a label that is no class, where looking does not wait for a device."""
@@ -233,11 +234,6 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
         if isinstance(batch, list | tuple) and len(batch) == 3 and isinstance(batch[1], Tensor):
             self._check_classes(batch[1])
         return batch
-
-    def _loss_is_own(self) -> bool:
-        """Whether head and loss are those of this package, so that one shortcut stands for both."""
-        own = type(self).entropic_risk is DualVariableMixin.entropic_risk
-        return own and type(self.head).forward is ClassSampledLinear.forward
 
     def _draws(self) -> torch.Generator | None:
         """Random numbers for "uniform" that depend on the seed and the step alone.

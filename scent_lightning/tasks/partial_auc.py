@@ -13,8 +13,9 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from scent_lightning import distributed
 from scent_lightning.checkpoint import read_plain
-from scent_lightning.duals import DualUpdate, DualVariableMixin, exchange
+from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32, check_surrogate, pairwise_scores
 from scent_lightning.metrics import OneWayPartialAUC, PartialAUCObjective, TwoWayPartialAUC
@@ -267,13 +268,13 @@ class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
             loss = binary_cross_entropy_with_logits(output, labels.to(output.dtype))
         else:
             scores = self.scores(output)
-            if exchange.distributed():
-                positives, negatives = exchange.checked(_classes, labels)
+            if distributed.is_distributed():
+                positives, negatives = distributed.checked(_classes, labels)
             else:
                 positives, negatives = _classes(labels)
             negative_scores = scores.index_select(0, negatives)
-            if exchange.distributed():
-                negative_scores, _ = exchange.gather_with_gradient(negative_scores)
+            if distributed.is_distributed():
+                negative_scores, _ = distributed.gather_with_gradient(negative_scores)
             losses = pairwise_scores(
                 scores.index_select(0, positives), negative_scores, self.surrogate, self.margin, self.tau
             )

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from scent_lightning.duals import BSGD, SCENT, DualVariable
-from scent_lightning.duals.auto_step_size import FEW_ANCHORS
 from scent_lightning.errors import InputError
 from scent_lightning.functional import log_mean_exp
+from scent_lightning.updates.windows import FEW_ANCHORS
 from tests.helpers import SoftmaxData, SoftmaxTask, in_two_processes, quiet_trainer
 
 MEAN, DEVIATION, SAMPLES = 1.5, 2.0, 8

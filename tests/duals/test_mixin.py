@@ -194,7 +194,7 @@ def test_checkpoint_holds_no_objects_of_ours_and_loads(tmp_path):
     task, _, path = fit_until(tmp_path, stop_after=1)
     checkpoint = torch.load(path, weights_only=True)
     assert checkpoint["hyper_parameters"]["dual"] == {
-        "class_path": "scent_lightning.duals.updates.SCENT",
+        "class_path": "scent_lightning.updates.SCENT",
         "init_args": {"log_alpha": 1.0, "schedule": "cosine", "final": None, "max_log_weight": 3.0},
     }
     loaded = SoftmaxTask.load_from_checkpoint(path)

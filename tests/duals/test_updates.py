@@ -70,9 +70,9 @@ def test_softplus_needs_scores():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: SOX(-0.1), r"gamma must be in \[0, 1\], got -0.1"),
-        (lambda: SOX(1.5), r"gamma must be in \[0, 1\]"),
-        (lambda: SOX(0.5, final=2.0), "final must be None or in"),
+        (lambda: SOX(-0.1), r"gamma must be a number in \[0, 1\], got -0.1"),
+        (lambda: SOX(1.5), r"gamma must be a number in \[0, 1\]"),
+        (lambda: SOX(0.5, final=2.0), "final must be None or a number in"),
         (lambda: SOX(math.nan), "gamma"),
         (lambda: SCENT(math.nan), "log_alpha must be a number"),
         (lambda: SCENT("1"), "log_alpha must be a number or \"auto\", got '1'"),
@@ -80,8 +80,8 @@ def test_softplus_needs_scores():
         (lambda: SCENT(1.0, max_log_weight=-1.0), "max_log_weight must be None or a number of at least 0, got -1.0"),
         (lambda: ASGD(0.0), "alpha must be a finite number above 0, got 0.0"),
         (lambda: ASGD(math.inf), "alpha"),
-        (lambda: UMax(0.1, -1.0), "delta must be at least 0, got -1.0"),
-        (lambda: UMax(0.1, 1.0, compare="both"), "compare must be 'new' or 'old', got 'both'"),
+        (lambda: UMax(0.1, -1.0), "delta must be a number of at least 0, got -1.0"),
+        (lambda: UMax(0.1, 1.0, compare="both"), "compare must be one of new, old, got 'both'"),
         (lambda: SoftplusASGD(0.1, 0.0), "rho must be a finite number above 0, got 0.0"),
     ],
 )

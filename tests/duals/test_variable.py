@@ -326,7 +326,7 @@ def test_gather_and_scatter():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: DualVariable(0, BSGD()), "num_anchors of dual variable 'nu' must be a positive integer, got 0"),
+        (lambda: DualVariable(0, BSGD()), "num_anchors of dual variable 'nu' must be an integer of at least 1, got 0"),
         (lambda: DualVariable(2.5, BSGD()), "num_anchors"),
         (lambda: DualVariable(2, "SCENT"), "update of dual variable 'nu' must be a DualUpdate, got str"),
         (lambda: DualVariable(2, BSGD(), placement="gpu"), "placement of dual variable 'nu' must be"),
@@ -401,7 +401,7 @@ def test_rows_that_were_appended():
         assert torch.equal(table.visited, torch.cat([before[1], torch.zeros(3, dtype=torch.bool)]))
         table.entropic_risk(scores_of(2), torch.tensor([0, 12]))
         assert table.visited[12]
-    with pytest.raises(InputError, match="must be an integer of at least the 13 that it has, got 12"):
+    with pytest.raises(InputError, match="must be an integer of at least 13, got 12; it has 13"):
         variable.grow(12)
     # Rows cannot have been appended where there are fewer.
     smaller = DualVariable(7, SCENT(0.0))

@@ -10,12 +10,13 @@ from scent_lightning.duals import SCENT
 from scent_lightning.errors import InputError
 from scent_lightning.functional import (
     Everyone,
-    contrastive,
     contrastive_log_means,
     contrastive_loss,
     contrastive_scores,
     log_mean_exp,
 )
+from scent_lightning.functional.contrastive import loss as loss_module
+from scent_lightning.functional.contrastive import products
 
 D = 8
 
@@ -143,7 +144,7 @@ def test_one_pair_is_too_few():
 
 def in_one_piece(monkeypatch):
     """Take the GPU's way through the matrix on the CPU."""
-    monkeypatch.setattr(contrastive, "_in_one_piece", lambda device, chunk: chunk is None)
+    monkeypatch.setattr(products, "_in_one_piece", lambda device, chunk: chunk is None)
 
 
 def loss_and_gradients(image, text, tau, nu, everyone=None):
@@ -193,7 +194,7 @@ def assert_half_precision(device):
 
 def test_half_precision_in_one_piece(monkeypatch):
     in_one_piece(monkeypatch)
-    monkeypatch.setattr(contrastive, "_keeps_dtype", lambda image, chunk: lambda embeddings: embeddings)
+    monkeypatch.setattr(loss_module, "dtype_of_products", lambda image, chunk: lambda embeddings: embeddings)
     assert_half_precision("cpu")
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from scent_lightning.duals import BSGD, SCENT, DualVariable, SoftplusASGD
+from scent_lightning.duals import BSGD, SCENT, DenseScores, DualVariable, SoftplusASGD
 from scent_lightning.errors import DualDivergenceError, InputError
 from scent_lightning.modules import ClassSampledLinear
 
@@ -87,7 +87,7 @@ def test_exponentials_are_those_of_the_scores(batch, options, dtype):
     for variable in (ours, exact):  # some rows have a ν already
         variable.scatter(index[:4], torch.tensor([0.5, -1.0, 2.0, 0.0]))
     features.requires_grad_()
-    loss = ours.entropic_risk_from(head.exponentials(features, labels), index)
+    loss = ours.entropic_risk(head.samples(features, labels), index)
     found = torch.autograd.grad(3 * loss, (head.weight, features))
     head.double()
     wide = features.detach().double().requires_grad_()
@@ -112,8 +112,8 @@ def test_exponentials_of_a_product_in_half_precision(batch):
     for enabled in (False, True):
         head, variable = head_of(), DualVariable(B, BSGD())
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            samples = head.exponentials(features, labels)
-            loss = variable.entropic_risk_from(samples, torch.arange(B))
+            samples = head.samples(features, labels)
+            loss = variable.entropic_risk(samples, torch.arange(B))
         assert loss.dtype == samples.mean.dtype == torch.float32
         loss.backward()
         grads.append(head.weight.grad.to_dense())
@@ -125,13 +125,13 @@ def test_exponentials_with_the_labels_of_all_processes(batch):
     """A batch in two halves has the sums of the whole, and gradients that add up to it."""
     features, labels = batch
     whole, parts = head_of(), head_of()
-    largest, _, mean, count, *_, with_gradient = whole.exponentials(features, labels)
-    with_gradient(torch.zeros(()), torch.ones(B)).backward()
+    every = whole.samples(features, labels)
+    every.with_gradient(torch.zeros(()), torch.ones(B)).backward()
     for part in (slice(0, 4), slice(4, B)):
-        samples = parts.exponentials(features[part], labels[part], labels)
-        torch.testing.assert_close(samples.largest, largest[part])
-        torch.testing.assert_close(samples.mean, mean[part])
-        assert samples.counts == count == len(labels.unique()) - 1
+        samples = parts.samples(features[part], labels[part], labels)
+        torch.testing.assert_close(samples.largest, every.largest[part])
+        torch.testing.assert_close(samples.mean, every.mean[part])
+        assert samples.counts == every.counts == len(labels.unique()) - 1
         samples.with_gradient(torch.zeros(()), torch.ones(part.stop - part.start)).backward()
     torch.testing.assert_close(parts.weight.grad.to_dense(), whole.weight.grad.to_dense())
 
@@ -141,20 +141,32 @@ def test_a_class_whose_row_is_not_finite_is_found(bad):
     head, variable = head_of(), DualVariable(10, SCENT(log_alpha=0.0))
     with torch.no_grad():
         head.weight[7, 0] = bad
-    samples = head.exponentials(torch.ones(3, D), torch.tensor([7, 8, 9]))
+    samples = head.samples(torch.ones(3, D), torch.tensor([7, 8, 9]))
     with pytest.raises(DualDivergenceError, match="scores are not finite"):
-        variable.entropic_risk_from(samples, torch.tensor([1, 2, 3]))
+        variable.entropic_risk(samples, torch.tensor([1, 2, 3]))
     assert not variable.visited.any()
 
 
-def test_exponentials_are_not_enough_for_softplus(batch):
-    samples = head_of().exponentials(*batch)
-    variable = DualVariable(20, SoftplusASGD(alpha=0.1, rho=1e-3))
-    assert not variable.takes_exponentials
-    with pytest.raises(InputError, match=r"SoftplusASGD.* of dual variable 'nu' needs the scores themselves"):
-        variable.entropic_risk_from(samples, torch.arange(B))
+def test_an_update_that_needs_the_scores_gets_them(batch):
+    features, labels = batch
+    head, index = head_of(), torch.arange(B)
+    found = []
+    for scores in (head.samples(features, labels), DenseScores(*head(features, labels))):
+        variable = DualVariable(20, SoftplusASGD(alpha=0.1, rho=1e-3))
+        loss = variable.entropic_risk(scores, index)
+        found.append((loss.item(), variable.nu, torch.autograd.grad(loss, head.weight)[0].to_dense()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_samples_go_with_an_index_of_their_length_and_without_a_mask(batch):
+    samples = head_of().samples(*batch)
+    variable = DualVariable(20, BSGD())
     with pytest.raises(ValueError, match=r"must have shape \(9,\)"):
-        DualVariable(20, BSGD()).entropic_risk_from(samples, torch.arange(3))
+        variable.entropic_risk(samples, torch.arange(3))
+    with pytest.raises(InputError, match="mask goes with a tensor of scores; Exponentials says itself"):
+        variable.entropic_risk(samples, torch.arange(B), torch.ones(B, 3, dtype=torch.bool))
+    assert not variable.visited.any()
 
 
 def test_batch_of_one_class_has_no_negative():
@@ -162,7 +174,9 @@ def test_batch_of_one_class_has_no_negative():
     scores, mask = head_of()(features, labels)
     assert scores.shape == (3, 1)
     assert not mask.any()
-    assert head_of().exponentials(features, labels) is None
+    samples = head_of().samples(features, labels)
+    assert isinstance(samples, DenseScores)
+    assert not samples.mask.any()
 
 
 def test_logits_in_chunks(batch):

@@ -1,0 +1,278 @@
+r"""What the anchors of a batch are compared with: one protocol for dense scores, sampled heads and contrastive pairs.
+
+A loss :math:`\frac{1}{B} \sum_i \log \operatorname{mean}_j e^{S_{ij}}` goes one way, whatever makes the scores: the
+samples give ℓ of every anchor, the tables move ν by it, and the samples give the loss at the new ν. What a step needs
+of the scores is ℓ and, for the objective, the same exponentials again, so that a module which knows a faster way to
+both than a matrix of scores hands over its own :class:`Samples`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from scent_lightning import functional
+from scent_lightning.errors import InputError
+from scent_lightning.updates import DualUpdate
+
+__all__ = ["DenseScores", "Exponentials", "Place", "Samples", "Side", "as_samples"]
+
+
+class Side(NamedTuple):
+    """What one dual variable learns of a batch; everything detached.
+
+    Attributes:
+        log_mean: log-mean-exp ℓ of each anchor, shape ``(B,)``, float64 (float32 on devices without it), −inf where
+            there is no sample.
+        counts: number of samples of each anchor, shape ``(B,)``, or one number for all.
+    """
+
+    log_mean: Tensor
+    counts: Tensor | int
+
+
+class Place(NamedTuple):
+    """Where the objective of a side is wanted.
+
+    Attributes:
+        nu: ν of each anchor, shape ``(B,)``, detached.
+        row_weight: what each row counts in the loss, shape ``(B,)``; None: all rows with a sample count alike.
+        update: whose objective it is.
+    """
+
+    nu: Tensor
+    row_weight: Tensor | None
+    update: DualUpdate
+
+
+class Samples(ABC):
+    """Base class of what a loss hands to its tables; one object for each batch.
+
+    A loss over several tables (a contrastive one has two) has as many sides.
+    """
+
+    # What has to be finite beside the loss, shape ``(B,)``: where a score that is NaN or +∞ could go unseen otherwise.
+    must_be_finite: Tensor | None = None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of anchors B."""
+
+    def check(self, name: str) -> None:  # noqa: B027
+        """Look at what came, before anything else and before processes wait for each other; nothing by default.
+
+        Args:
+            name: how errors call the dual.
+
+        Raises:
+            TypeError, ValueError: it does not fit.
+        """
+
+    @abstractmethod
+    def sides(self) -> Sequence[Side]:
+        """ℓ of every anchor, for each side."""
+
+    @abstractmethod
+    def loss(self, places: Sequence[Place]) -> tuple[Tensor, Sequence[Tensor]]:
+        """The loss at the given ν.
+
+        Args:
+            places: for each side.
+
+        Returns:
+            The loss, a scalar, with gradient; and the dual objective of each anchor, shape ``(B,)``, of each side. In a
+            distributed run the loss is this process's share, of which the mean over processes is the whole.
+        """
+
+    def bad_rows(self, side: int) -> Tensor | None:
+        """Which anchors have a score that is NaN or +∞, bool, shape ``(B,)``; None where ℓ shows it."""
+        return None if self.must_be_finite is None else ~self.must_be_finite.isfinite()
+
+    def dense(self) -> Samples:
+        """The same from the scores themselves, for an update that ℓ is not enough for.
+
+        Raises:
+            InputError: there are none.
+        """
+        raise InputError(f"this dual update needs the scores themselves, and {type(self).__name__} does not have them")
+
+    def scores(self, side: int) -> tuple[Tensor, Tensor | None]:
+        """The scores of a side, shape ``(B, m)``, and their mask; of what :meth:`dense` gives."""
+        raise NotImplementedError(f"{type(self).__name__} has no matrix of scores: call dense first")
+
+
+class Exponentials(Samples):
+    """One exponential of the scores: log-mean-exp, objective and gradient follow from it. Everything is detached.
+
+    Args:
+        largest: largest score M of each anchor, shape ``(B,)``, −inf where it has no sample.
+        mean: mean of exp(scores − M) over the samples, shape ``(B,)``, 0 where there is none.
+        counts: number of samples of each anchor, shape ``(B,)``, or one number for all.
+        may_be_empty: False if it is known that every anchor has a sample.
+        with_gradient: makes the loss, a scalar, a function of the scores, with the gradient
+            exp(scores − M) · weight for a weight of shape ``(B,)``.
+        dense: makes the same from the scores themselves, for an update that needs them.
+        must_be_finite: shape ``(B,)``, not finite where a score is not; None: ``mean`` shows it.
+    """
+
+    def __init__(
+        self,
+        largest: Tensor,
+        mean: Tensor,
+        counts: Tensor | int,
+        may_be_empty: bool,
+        with_gradient: Callable[[Tensor, Tensor], Tensor],
+        dense: Callable[[], Samples] | None = None,
+        must_be_finite: Tensor | None = None,
+    ) -> None:
+        self.largest = largest
+        self.mean = mean
+        self.counts = counts
+        self.may_be_empty = may_be_empty
+        self.with_gradient = with_gradient
+        self._dense = dense
+        self.must_be_finite = must_be_finite
+
+    def __len__(self) -> int:
+        return self.largest.shape[0]
+
+    def sides(self) -> tuple[Side]:
+        """ℓ from the largest score and the mean."""
+        return (Side(functional.log_mean_exp_from(self.largest, self.mean), self.counts),)
+
+    def loss(self, places: Sequence[Place]) -> tuple[Tensor, tuple[Tensor]]:
+        """The exponential objective; its gradient is known in closed form, and is one node of the graph."""
+        counts = self.counts
+        nu, row_weight, _ = places[0]
+        with torch.no_grad():
+            objective, weight = functional.exponential_objective_from(nu, self.largest, self.mean, self.may_be_empty)
+            loss = mean_objective(objective, row_weight, counts)
+            number = max(counts, 1) if isinstance(counts, int) else counts.clamp(min=1)
+            if row_weight is None:
+                weight = weight / (_valid_rows(objective, counts) * number)
+            else:
+                weight = weight * row_weight.to(weight.dtype) / number
+        return self.with_gradient(loss, weight), (objective,)
+
+    def dense(self) -> Samples:
+        """What the argument of that name makes."""
+        return super().dense() if self._dense is None else self._dense()
+
+
+class DenseScores(Samples):
+    """A matrix of scores, one row per anchor.
+
+    Args:
+        scores: shape ``(B, m)``, any floating dtype; carries the gradient. A score of −∞ is a sample of weight 0; a row
+            of nothing else has no sample.
+        mask: bool, shape ``(B, m)``, True where a sample counts; None means all do.
+    """
+
+    def __init__(self, scores: Tensor, mask: Tensor | None = None) -> None:
+        self.values = scores
+        self.mask = mask
+
+    def __len__(self) -> int:
+        return self.values.shape[0]
+
+    def check(self, name: str) -> None:
+        """Scores of two dimensions, and a mask of their shape."""
+        scores, mask = self.values, self.mask
+        if not isinstance(scores, Tensor) or scores.ndim != 2 or not scores.is_floating_point():
+            got = f"{scores.dtype} of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else repr(scores)
+            raise ValueError(f"scores of dual variable {name!r} must be floating with shape (B, m), got {got}")
+        if mask is not None and not (
+            isinstance(mask, Tensor) and mask.shape == scores.shape and mask.dtype == torch.bool
+        ):
+            got = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
+            raise ValueError(
+                f"mask of dual variable {name!r} must be bool with the shape of the scores {tuple(scores.shape)}, "
+                f"got {got}"
+            )
+
+    @torch.no_grad()
+    def sides(self) -> tuple[Side]:
+        """ℓ by the one exponential of the scores."""
+        scores, mask = self.values, self.mask
+        counts, may_be_empty = _count_valid(scores, mask)
+        largest, self._shifted = functional.shift_by_largest(scores, mask)
+        if functional.may_be_infinite(largest):
+            counts, may_be_empty = torch.where(largest == -math.inf, 0, counts), True
+        exponentials = self._shifted.exp()
+        mean = functional.mean_over(exponentials, counts)
+        self._exponentials = Exponentials(
+            largest,
+            mean,
+            counts,
+            may_be_empty,
+            lambda loss, weight: functional.with_gradient(scores, loss, exponentials, weight),
+        )
+        return self._exponentials.sides()
+
+    def loss(self, places: Sequence[Place]) -> tuple[Tensor, tuple[Tensor]]:
+        """The exponential objective in closed form, another one by the update's own function."""
+        nu, row_weight, update = places[0]
+        if update.has_exponential_objective:
+            return self._exponentials.loss(places)
+        objective = update.objective(nu, self.values, self.mask)
+        return mean_objective(objective, row_weight, self._exponentials.counts), (objective,)
+
+    def bad_rows(self, side: int) -> Tensor | None:
+        """In a row of scores −∞ is a sample of weight 0; NaN and +∞ are NaN less the largest."""
+        return self._shifted.isnan().any(dim=1)
+
+    def dense(self) -> DenseScores:
+        """This is dense."""
+        return self
+
+    def scores(self, side: int) -> tuple[Tensor, Tensor | None]:
+        """The scores, detached and in float32 or better, and their mask."""
+        return functional.at_least_float32(self.values.detach()), self.mask
+
+
+def as_samples(scores: Tensor | Samples, mask: Tensor | None) -> Samples:
+    """Scores as samples; samples as they are.
+
+    Raises:
+        InputError: a mask beside samples, which have their own.
+    """
+    if not isinstance(scores, Samples):
+        return DenseScores(scores, mask)
+    if mask is not None:
+        raise InputError(f"mask goes with a tensor of scores; {type(scores).__name__} says itself which samples count")
+    return scores
+
+
+def mean_objective(objective: Tensor, row_weight: Tensor | None, counts: Tensor | int) -> Tensor:
+    """Mean objective over the anchors of the step, as this process's share of it.
+
+    Args:
+        objective: shape ``(B,)``, 0 where there is no sample.
+        row_weight: see :class:`Place`.
+        counts: see :class:`Side`.
+    """
+    if row_weight is None:
+        return objective.sum() / _valid_rows(objective, counts)
+    return (objective * row_weight.to(objective.dtype)).sum()
+
+
+def _count_valid(scores: Tensor, mask: Tensor | None) -> tuple[Tensor | int, bool]:
+    """Number of valid samples of each row, one number where it is the same for all; and whether it may be 0."""
+    if mask is None or scores.shape[0] == 0:
+        return scores.shape[1], scores.shape[1] == 0
+    counts = mask.sum(dim=1)
+    if counts.device.type != "cpu":  # not worth a wait for the device
+        return counts, True
+    numbers = counts.tolist()
+    fewest = min(numbers)
+    return fewest if fewest == max(numbers) else counts, fewest == 0
+
+
+def _valid_rows(objective: Tensor, counts: Tensor | int) -> Tensor | int:
+    """Number of rows that have a valid sample, at least 1."""
+    return max(objective.shape[0], 1) if isinstance(counts, int) else torch.count_nonzero(counts).clamp(min=1)

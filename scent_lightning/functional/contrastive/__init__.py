@@ -1,0 +1,11 @@
+"""The robust global contrastive loss of CLIP training."""
+
+from scent_lightning.functional.contrastive.loss import (
+    ContrastiveLogMeans,
+    Everyone,
+    contrastive_log_means,
+    contrastive_loss,
+    contrastive_scores,
+)
+
+__all__ = ["ContrastiveLogMeans", "Everyone", "contrastive_log_means", "contrastive_loss", "contrastive_scores"]
