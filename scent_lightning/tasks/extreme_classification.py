@@ -20,6 +20,7 @@ from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Negatives
 from scent_lightning.optim import RowSparseSGD, average_sparse_gradient, clip_gradients
+from scent_lightning.private_api import keep_from_ddp, trainer_of
 from scent_lightning.random_state import seed_of
 from scent_lightning.tasks.batches import check_range, class_numbers, three_parts
 from scent_lightning.tasks.training import LearningRateSchedule, TrainLossMixin, check_optimization, scheduled_optimizer
@@ -154,8 +155,7 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
             self.on_before_batch_transfer = self._check_on_the_way  # type: ignore[method-assign]
         if stage != "fit" or self.trainer.world_size == 1 or self.head.negatives == "all":
             return
-        if "head.weight" not in self._ddp_params_and_buffers_to_ignore:
-            self._ddp_params_and_buffers_to_ignore.append("head.weight")
+        keep_from_ddp(self, "head.weight")
         others = [name for name, p in self.named_parameters() if p.requires_grad and name != "head.weight"]
         if not others:
             # DDP refuses a module without a parameter of its own to send.
@@ -244,7 +244,7 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
 
         So they are the same in every process, whatever else each has drawn, and in a run that was interrupted.
         """
-        if self.head.negatives != "uniform" or self._trainer is None:
+        if self.head.negatives != "uniform" or trainer_of(self) is None:
             return None
         step = self.trainer.fit_loop.epoch_loop.total_batch_idx
         return torch.Generator().manual_seed(seed_of(torch.initial_seed(), step))
