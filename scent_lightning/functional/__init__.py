@@ -29,6 +29,7 @@ from scent_lightning.functional.duals import (
     wide_dtype,
     with_gradient,
 )
+from scent_lightning.functional.lambert import lambert_w, lambert_w_of_log, proximal_scale
 from scent_lightning.functional.surrogates import (
     SURROGATES,
     check_surrogate,
@@ -51,6 +52,8 @@ __all__ = [
     "exponential_objective",
     "exponential_objective_from",
     "guard",
+    "lambert_w",
+    "lambert_w_of_log",
     "log_mean_exp",
     "log_mean_exp_from",
     "may_be_infinite",
@@ -58,6 +61,7 @@ __all__ = [
     "pairwise_scores",
     "pairwise_surrogate",
     "proximal_mirror_descent_step",
+    "proximal_scale",
     "shift_by_largest",
     "softplus_asgd_step",
     "softplus_objective",
