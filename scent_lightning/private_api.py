@@ -37,6 +37,8 @@ __all__ = [
     "load_loader_states",
     "loader_states",
     "loaders",
+    "multiply",
+    "norms",
     "replace_hyperparameters",
     "restricted_classmethod",
     "schedule_state",
@@ -44,6 +46,7 @@ __all__ = [
     "skips_backward",
     "takes_own_records",
     "trainer_of",
+    "unscales_itself",
     "write_last",
 ]
 
@@ -257,3 +260,28 @@ def entries(gradient: Tensor) -> tuple[Tensor, Tensor]:
     again takes longer than a step of the optimiser.
     """
     return gradient._indices(), gradient._values()
+
+
+def norms(tensors: list[Tensor]) -> list[Tensor]:
+    """The Euclidean norm of each tensor, a scalar in float32 or better, in one launch for many on a GPU.
+
+    torch has this for its own clipping of gradients, where the norms of half precision overflow.
+    """
+    if len(tensors) > 1 and hasattr(torch, "_foreach_norm"):
+        wider = [t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors]
+        return list(torch._foreach_norm(wider))
+    return [torch.linalg.vector_norm(t, dtype=None if t.itemsize >= 4 else torch.float32) for t in tensors]
+
+
+def multiply(tensors: list[Tensor], factor: float) -> None:
+    """Multiply tensors by a number in place, in one launch for many on a GPU."""
+    if len(tensors) > 1 and hasattr(torch, "_foreach_mul_"):
+        torch._foreach_mul_(tensors, factor)
+    else:
+        for tensor in tensors:
+            tensor.mul_(factor)
+
+
+def unscales_itself(of: Optimizer) -> bool:
+    """Whether an optimiser divides by a gradient scaler's factor within its step, as torch's fused ones do."""
+    return bool(getattr(of, "_step_supports_amp_scaling", False))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, cast, get_args
 
 import lightning as L
 from lightning.pytorch.trainer.states import RunningStage
@@ -13,9 +13,19 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from scent_lightning.compiling import outside_graphs
-from scent_lightning.duals.resume import Resumption, rows_changed
+from scent_lightning.duals.resume import Resumption, given_as_objects, plain_hyperparameters, rows_changed
 from scent_lightning.duals.updates import DualUpdate
 from scent_lightning.duals.variable import DualVariable, IfChanged, Placement
+from scent_lightning.duals.weight_step import (
+    ExponentialPart,
+    WeightStep,
+    WeightStepRule,
+    check_training,
+    proximal_gradients,
+    scales,
+    takes_exponential_part,
+    takes_proximal,
+)
 from scent_lightning.errors import InputError
 from scent_lightning.functional import Exponentials
 from scent_lightning.importing import named_by, read_anywhere, without_imports_of
@@ -28,6 +38,7 @@ from scent_lightning.private_api import (
 )
 from scent_lightning.progress import check_progress, run_progress
 from scent_lightning.summary import announce
+from scent_lightning.validation import checked_choice
 
 __all__ = ["DualVariableMixin"]
 
@@ -46,6 +57,11 @@ class DualVariableMixin(L.LightningModule):
         duals: maps the name of each dual to its :class:`DualVariable`.
         if_changed_data: what becomes of ν where a checkpoint has another number of anchors: "error" (evaluation works,
             training stops), "grow" (rows were appended; they start unvisited) or "reset" (all start unvisited).
+        weight_step: "gradient" leaves the gradients alone; "proximal" multiplies them before each step of SGD, so that
+            no batch moves the weights further than its exponential allows: see
+            :mod:`scent_lightning.duals.weight_step`. A class or an instance may set it. A module that overrides
+            ``on_before_optimizer_step`` calls that of its base; clipping comes after it.
+        last_weight_step: what the last proximal step was; None before the first, and where there was none.
 
     Example:
         >>> import lightning as L
@@ -66,11 +82,15 @@ class DualVariableMixin(L.LightningModule):
         2
     """
 
+    weight_step: WeightStepRule = "gradient"
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.duals = nn.ModuleDict()
         self.if_changed_data: IfChanged = "error"
-        self._resumption = Resumption()
+        self._exponential_part = ExponentialPart()
+        self.last_weight_step: WeightStep | None = None
+        self._resumption = Resumption(self._exponential_part)
         self._progress_told: float | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -106,6 +126,7 @@ class DualVariableMixin(L.LightningModule):
         return variable
 
     @outside_graphs
+    @takes_exponential_part
     def entropic_risk(
         self, name: str, scores: Tensor, index: Tensor, mask: Tensor | None = None, *, progress: float | None = None
     ) -> Tensor:
@@ -143,6 +164,7 @@ class DualVariableMixin(L.LightningModule):
         return variable.evaluate(scores, index, mask)
 
     @outside_graphs
+    @takes_exponential_part
     def entropic_risk_from(self, name: str, samples: Exponentials, index: Tensor) -> Tensor:
         """:meth:`entropic_risk` for a module that takes the exponentials of its scores itself, in training only.
 
@@ -253,6 +275,34 @@ class DualVariableMixin(L.LightningModule):
         super().on_train_start()
         self._resumption.start(self, self._variables())
 
+        if self.weight_step != "gradient":
+            checked_choice("weight_step", self.weight_step, get_args(WeightStepRule))
+            check_training(self.trainer)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Shape the gradients; the Trainer clips them afterwards."""
+        super().on_before_optimizer_step(optimizer)
+        if self.weight_step != "gradient":
+            self.shape_gradients(optimizer)
+
+    def shape_gradients(self, optimizer: Any, loss_scale: float | None = None) -> None:
+        """Multiply the gradients for a proximal step, after ``backward``; in a plain loop before ``optimizer.step()``.
+
+        The Trainer calls it. An optimiser of another kind than SGD is left alone.
+
+        Args:
+            optimizer: that takes the step.
+            loss_scale: in a plain loop what a gradient scaler has multiplied the loss by; the gradients are unscaled.
+
+        Raises:
+            InputError: a parameter group has no learning rate, or one below 0.
+        """
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # Lightning's wrapper of one
+        exponential = self._exponential_part.take()
+        if takes_proximal(optimizer):
+            factors = scales(trainer_of(self), optimizer) if loss_scale is None else (loss_scale, 1.0)
+            self.last_weight_step = proximal_gradients(optimizer, exponential, *factors)
+
     def on_train_epoch_end(self) -> None:
         """Learn how long an epoch is in a run that ends by the clock."""
         super().on_train_epoch_end()
@@ -323,7 +373,7 @@ class DualVariableMixin(L.LightningModule):
                     checkpoint_path, map_location, hparams_file, strict, weights_only=True, **kwargs
                 )
             except (RuntimeError, TypeError, ValueError) as error:
-                if lacking := _given_as_objects(cls, saved.get("state_dict", {}), {**named, **kwargs}):
+                if lacking := given_as_objects(cls, saved.get("state_dict", {}), {**named, **kwargs}):
                     raise InputError(
                         f"{' and '.join(lacking)} must be given to load_from_checkpoint again: checkpoint "
                         f"{checkpoint_path} has the weights, not the Python object that they belong to"
@@ -343,27 +393,4 @@ class DualVariableMixin(L.LightningModule):
             current = inspect.currentframe()
             frame = current.f_back if current else None
         super().save_hyperparameters(*args, ignore=ignore, frame=frame, logger=logger)
-        hparams = dict(self.hparams)
-        parameters = inspect.signature(type(self).__init__).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        if "_instantiator" in hparams and not takes_any:
-            # The command line offers what the data module knows to every task; not every task takes all of it.
-            hparams = {key: value for key, value in hparams.items() if key in parameters or key.startswith("_")}
-        replace_hyperparameters(self, _plain(hparams))
-
-
-def _given_as_objects(task: type, weights: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
-    """Arguments of a task that are not known, though the weights of a module of that name are."""
-    names = [name for name in inspect.signature(task.__init__).parameters if name not in known]  # type: ignore[misc]
-    return [name for name in names if any(weight.startswith(f"{name}.") for weight in weights)]
-
-
-def _plain(value: Any) -> Any:
-    """Replace every dual update inside by its :meth:`DualUpdate.config`."""
-    if isinstance(value, DualUpdate):
-        return value.config()
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_plain(item) for item in value)
-    return value
+        replace_hyperparameters(self, plain_hyperparameters(self))

@@ -1,11 +1,13 @@
 """What a checkpoint holds of a run beside Lightning's own, and how a run is resumed with it.
 
-Random states of all processes, the place in the run, and the gradient that gathers between two optimiser steps.
+Random states of all processes, the place in the run, the gradient that gathers between two optimiser steps, and
+hyperparameters as plain data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 import lightning as L
@@ -16,14 +18,16 @@ from lightning.pytorch.trainer.states import TrainerFn
 from scent_lightning.changed_data import check_change
 from scent_lightning.duals import exchange
 from scent_lightning.duals.gradients import gathered_gradients, restore_gradients
+from scent_lightning.duals.updates import DualUpdate
 from scent_lightning.duals.variable import DualVariable, IfChanged
+from scent_lightning.duals.weight_step import ExponentialPart
 from scent_lightning.errors import InputError
 from scent_lightning.private_api import load_loader_states, loader_states, loaders, trainer_of
 from scent_lightning.progress import ProgressLR, run_progress
 from scent_lightning.random_state import random_state, restore_random_state
 from scent_lightning.validation import checked_choice
 
-__all__ = ["FORMAT", "Resumption", "rows_changed"]
+__all__ = ["FORMAT", "Resumption", "given_as_objects", "plain_hyperparameters", "rows_changed"]
 
 # Format of what a checkpoint holds beside Lightning's own: 0 had nothing (0.1.0), 1 has the random states.
 FORMAT = 1
@@ -33,7 +37,8 @@ _KEY = "scent_lightning"
 class Resumption:
     """Writes the state of a module's run into checkpoints, and takes it from the one that the run is resumed from."""
 
-    def __init__(self) -> None:
+    def __init__(self, exponential_part: ExponentialPart) -> None:
+        self._exponential_part = exponential_part
         # What the checkpoint has added, from when it was loaded until training starts.
         self._loaded: dict[str, Any] | None = None
 
@@ -55,6 +60,8 @@ class Resumption:
             checkpoint[_KEY]["progress"] = progress
         if "optimizer_states" in checkpoint and loop is not None and _between_steps(loop):
             accumulated = {"batches": loop.trainer.accumulate_grad_batches, "gradients": gathered_gradients(module)}
+            if (exponential := self._exponential_part.state()) is not None:
+                accumulated["exponential"] = exponential
             checkpoint[_KEY]["accumulated"] = accumulated
 
     def load(
@@ -103,7 +110,10 @@ class Resumption:
         if (accumulated := added.get("accumulated")) is not None:
             # Lightning drops it where another number of batches makes a step begin here.
             scale = accumulated["batches"] / loop.trainer.accumulate_grad_batches
-            restore_gradients(module, accumulated["gradients"], module.global_rank, exchange.processes(), scale)
+            place = module.global_rank, exchange.processes(), scale
+            restore_gradients(module, accumulated["gradients"], *place)
+            if (exponential := accumulated.get("exponential")) is not None:
+                self._exponential_part.restore(exponential, *place)
         states = added.get("random_states")
         if states is not None and module.global_rank < len(states["torch"]):
             restore_random_state({name: values[module.global_rank] for name, values in states.items()})
@@ -172,3 +182,30 @@ def _position(loader: Any) -> int | None:
     """How many of its batches a loader of this package leaves out; None for another one."""
     position = getattr(getattr(loader, "sampler", None), "position", None)
     return position[1] if isinstance(position, tuple) else None
+
+
+def plain_hyperparameters(module: L.LightningModule) -> dict[str, Any]:
+    """The hyperparameters of a module with every dual update in the form of :meth:`DualUpdate.config`."""
+    hparams = dict(module.hparams)
+    parameters = inspect.signature(type(module).__init__).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if "_instantiator" in hparams and not takes_any:
+        # The command line offers what the data module knows to every task; not every task takes all of it.
+        hparams = {key: value for key, value in hparams.items() if key in parameters or key.startswith("_")}
+    return {key: _plain(value) for key, value in hparams.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, DualUpdate):
+        return value.config()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(item) for item in value)
+    return value
+
+
+def given_as_objects(task: type, weights: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
+    """Arguments of a task that are not known, though the weights of a module of that name are."""
+    names = [name for name in inspect.signature(task.__init__).parameters if name not in known]  # type: ignore[misc]
+    return [name for name in names if any(weight.startswith(f"{name}.") for weight in weights)]

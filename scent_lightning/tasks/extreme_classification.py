@@ -174,6 +174,7 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
         """Average the class weights' sparse gradient over the processes."""
         if self._exchanges_rows() and self.head.weight.grad is not None:
             average_sparse_gradient(self.head.weight)
+        super().on_before_optimizer_step(optimizer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """A checkpoint does not depend on the number of processes."""
