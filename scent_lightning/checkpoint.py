@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
-from lightning.fabric.utilities.types import _PATH
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
@@ -46,7 +45,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         >>> trainer = L.Trainer(plugins=[AtomicCheckpointIO()], logger=False, accelerator="cpu")
     """
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write a checkpoint; the file at ``path`` is the old one or the new one at any time.
 
         Args:
@@ -82,7 +81,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(
         self,
-        path: _PATH,
+        path: str | Path,
         map_location: Callable[..., Any] | None = lambda storage, _: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from scent_lightning.duals.table import IfChanged
 from scent_lightning.errors import InputError
 from scent_lightning.failure import failure, shows_traceback, users_error
 from scent_lightning.named_checkpoints import find_checkpoint, is_word
+from scent_lightning.private_api import checkpoint_io_given
 
 __all__ = ["ScentCLI", "default_callbacks", "main"]
 
@@ -136,6 +137,11 @@ class NoProfiler(PassThroughProfiler):
         return self._nothing
 
 
+def _setting(cli: LightningCLI, config: Any, key: str, default: Any = None) -> Any:
+    """A setting, which is among those of the subcommand where there is one."""
+    return config.get(str(cli.subcommand), config).get(key, default)
+
+
 class ScentCLI(LightningCLI):
     """LightningCLI in subclass mode for the task and the data, with the dual update as an argument of its own."""
 
@@ -193,17 +199,17 @@ class ScentCLI(LightningCLI):
         """Tell the task what becomes of ν if the data have changed."""
         super().instantiate_classes()
         if isinstance(self.model, DualVariableMixin):
-            self.model.if_changed_data = self._get(self.config, "if_changed_data")
+            self.model.if_changed_data = _setting(self, self.config, "if_changed_data")
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Add the default callbacks and the way of checkpoints, each unless the configuration has one of its kind."""
-        config = {**self._get(self.config_init, "trainer", default={}), **kwargs}
+        config = {**_setting(self, self.config_init, "trainer", {}), **kwargs}
         callbacks, plugins = _list(config.get("callbacks")), _list(config.get("plugins"))
         given = tuple(callbacks)
         for callback in default_callbacks(config, self.subcommand or "fit"):
             if not any(_replaces(other, callback) for other in given):
                 callbacks.append(callback)
-        of_strategy = getattr(config.get("strategy"), "_checkpoint_io", None)
+        of_strategy = checkpoint_io_given(config.get("strategy"))
         if of_strategy is None and not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins.append(AtomicCheckpointIO())
         profiler = config.get("profiler") or NoProfiler()

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from lightning.fabric.utilities.cloud_io import _load
+import torch
+from lightning.fabric.utilities.cloud_io import get_filesystem
 
 from scent_lightning.checkpoint import local_path, read_checkpoint
 from scent_lightning.errors import InputError
@@ -50,11 +51,16 @@ def read_anywhere(checkpoint_path: Any) -> dict[str, Any]:
     path = local_path(checkpoint_path)
     if path is not None and path.exists():
         return read_checkpoint(path, mmap=True)
-    place = checkpoint_path.tell() if hasattr(checkpoint_path, "tell") else None
-    checkpoint: dict[str, Any] = _load(checkpoint_path, map_location="cpu", weights_only=True)
-    if place is not None:
+    if hasattr(checkpoint_path, "read"):
+        place = checkpoint_path.tell()
+        checkpoint = torch.load(checkpoint_path, map_location="cpu", weights_only=True)
         checkpoint_path.seek(place)
-    return checkpoint
+    elif str(checkpoint_path).startswith("http"):
+        checkpoint = torch.hub.load_state_dict_from_url(checkpoint_path, map_location="cpu", weights_only=True)
+    else:
+        with get_filesystem(checkpoint_path).open(checkpoint_path, "rb") as file:
+            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    return cast(dict[str, Any], checkpoint)
 
 
 def named_by(checkpoint: Mapping[str, Any], name: Any, hparams_file: Any) -> dict[str, Any]:

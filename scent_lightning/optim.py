@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from scent_lightning import distributed
 from scent_lightning.duals.repeats import are_distinct
 from scent_lightning.errors import InputError
+from scent_lightning.private_api import entries, is_watched, takes_own_records
 
 __all__ = ["RowSparseSGD", "average_sparse_gradient", "clip_gradients"]
 
@@ -70,25 +70,16 @@ class RowSparseSGD(Optimizer):
         check_sgd(lr, momentum, weight_decay)
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
+    @takes_own_records
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Take a step.
 
         Args:
             closure: evaluates the model again and returns the loss; optional.
         """
-        hooks = (
-            self._optimizer_step_pre_hooks,
-            self._optimizer_step_post_hooks,
-            _global_optimizer_pre_hooks,
-            _global_optimizer_post_hooks,
-        )
-        if any(hooks) or torch.autograd.profiler._is_profiler_enabled:
+        if is_watched(self):
             return self._recorded_step(closure)
         return self._step(closure)
-
-    # torch wraps the step of every optimiser in hooks and a record for its profiler, 0.1 ms where there is neither. It
-    # leaves alone a step with this mark.
-    step.hooked = True  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def _step(self, closure: Callable[[], Any] | None) -> Any:
@@ -118,7 +109,8 @@ class RowSparseSGD(Optimizer):
                 parameter.grad = None
 
     def _sparse_step(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        rows, values = gradient._indices()[0], gradient._values()
+        indices, values = entries(gradient)
+        rows = indices[0]
         # Autograd forgets that a gradient was coalesced, and to do so again takes longer than to look.
         if not are_distinct(rows):
             gradient = gradient.coalesce()

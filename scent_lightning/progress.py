@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from scent_lightning.private_api import schedule_state, set_last_rates
+
 __all__ = ["ProgressLR", "check_progress", "run_progress"]
 
 
@@ -86,8 +88,9 @@ class ProgressLR(LRScheduler):
 
     def refresh(self) -> None:
         """Set the rates to what they are at this place of the run, between batches."""
-        self._last_lr = self._rates()
-        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+        rates = self._rates()
+        set_last_rates(self, rates)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
@@ -95,7 +98,7 @@ class ProgressLR(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """The rates and how many steps were taken, as plain data."""
-        return {name: getattr(self, name) for name in ("base_lrs", "last_epoch", "_step_count", "_last_lr")}
+        return {"base_lrs": self.base_lrs, "last_epoch": self.last_epoch, **schedule_state(self)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the state of this schedule, or of another one of torch: its length is not taken."""

@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 from scent_lightning.callbacks.lookup import duals_of, tensorboard_loggers
 from scent_lightning.duals import SCENT, DualUpdate, DualVariable
 from scent_lightning.errors import InputError
+from scent_lightning.private_api import forget_loaders
 from scent_lightning.random_state import random_state, restore_random_state
 
 __all__ = ["DualStepSizeFinder"]
@@ -271,7 +272,7 @@ class _Before:
         self.loop.load_state_dict(self.loop_state)
         self.loop.restarting = self.loop.epoch_loop.restarting = False
         # The loaders are built anew: theirs would go on where the pilot stopped.
-        self.loop._combined_loader = self.loop.epoch_loop.val_loop._combined_loader = None
+        forget_loaders(self.loop)
         trainer.should_stop = False
         self.module.zero_grad(set_to_none=True)
         self.module.load_state_dict(self.state)

@@ -14,6 +14,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from scent_lightning.callbacks.lookup import duals_of
 from scent_lightning.errors import DivergenceError, InputError
+from scent_lightning.private_api import forget_written, write_last
 
 __all__ = ["LastCheckpoint"]
 
@@ -58,7 +59,7 @@ class LastCheckpoint(ModelCheckpoint):
         """Write the first one."""
         super().on_train_start(trainer, pl_module)
         self._check_finite(pl_module, "before the first step")
-        self._last_global_step_saved = -1  # of this run nothing is written
+        forget_written(self)  # of this run nothing is written
         self._epoch_began = None
         self._watch_steps(True)
         self._write(trainer)
@@ -110,8 +111,7 @@ class LastCheckpoint(ModelCheckpoint):
 
     def _write(self, trainer: L.Trainer) -> None:
         # Not ModelCheckpoint's own hooks: where it keeps no other files, these write the last one once a run is over.
-        if not self._should_skip_saving_checkpoint(trainer):
-            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+        if write_last(self, trainer):
             self._written_at = time.monotonic()
 
     def _check_finite(self, pl_module: L.LightningModule, when: str) -> None:

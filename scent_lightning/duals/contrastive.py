@@ -95,6 +95,10 @@ class ContrastiveSamples(Samples):
         )
         return loss, (objectives[0], objectives[1])
 
+    def terms(self) -> tuple[float, float]:
+        """τ and 2ρ."""
+        return float(self.tau), 2 * self.rho
+
     def dense(self) -> Samples:
         """Both matrices of scores."""
         return _ContrastiveScores(*contrastive_scores(self.image, self.text, self.tau, self._gather()), self)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from scent_lightning import distributed
+from scent_lightning.private_api import entries
 
 __all__ = ["gathered_gradients", "restore_gradients"]
 
@@ -47,7 +48,7 @@ def _of_processes(parameter: Tensor, kinds: list[int]) -> list[Gradient]:
     if not distributed.is_distributed():
         assert gradient is not None
         if gradient.is_sparse:
-            return [{"indices": gradient._indices(), "values": gradient._values()}]
+            return [dict(zip(("indices", "values"), entries(gradient), strict=True))]
         return [gradient.detach()]
     gathered: list[Gradient] = [None] * len(kinds)
     if _DENSE in kinds:
@@ -57,13 +58,11 @@ def _of_processes(parameter: Tensor, kinds: list[int]) -> list[Gradient]:
     if _SPARSE in kinds:
         if gradient is None or not gradient.is_sparse:
             gradient = torch.zeros_like(parameter, layout=torch.sparse_coo)
-        rows, entries = (
-            distributed.of_each_process(gradient._indices().T),
-            distributed.of_each_process(gradient._values()),
-        )
+        indices, values = entries(gradient)
+        rows, values_of = distributed.of_each_process(indices.T), distributed.of_each_process(values)
         for rank, kind in enumerate(kinds):
             if kind == _SPARSE:
-                gathered[rank] = {"indices": rows[rank].cpu().T.contiguous(), "values": entries[rank].cpu().clone()}
+                gathered[rank] = {"indices": rows[rank].cpu().T.contiguous(), "values": values_of[rank].cpu().clone()}
     return gathered
 
 

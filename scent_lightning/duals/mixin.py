@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast, get_args
 
 import lightning as L
-from lightning.pytorch.callbacks import Timer
-from lightning.pytorch.plugins import DoublePrecision
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
+from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from scent_lightning import distributed
-from scent_lightning.changed_data import check_change
 from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import step
-from scent_lightning.duals.gradients import gathered_gradients, restore_gradients
+from scent_lightning.duals.resume import Resumption, given_as_objects, plain_hyperparameters, rows_changed
 from scent_lightning.duals.samples import Samples, as_samples
 from scent_lightning.duals.table import IfChanged, Placement
 from scent_lightning.duals.variable import DualVariable
+from scent_lightning.duals.weight_step import (
+    ExponentialPart,
+    WeightStep,
+    WeightStepRule,
+    check_training,
+    proximal_gradients,
+    scales,
+    takes_proximal,
+)
 from scent_lightning.errors import InputError
 from scent_lightning.importing import named_by, read_anywhere, without_imports_of
-from scent_lightning.progress import ProgressLR, check_progress, run_progress
-from scent_lightning.random_state import random_state, restore_random_state
+from scent_lightning.private_api import (
+    HOOK_NAME,
+    replace_hyperparameters,
+    restricted_classmethod,
+    skips_backward,
+    trainer_of,
+)
+from scent_lightning.progress import check_progress, run_progress
 from scent_lightning.summary import announce
 from scent_lightning.updates import DualUpdate
+from scent_lightning.validation import checked_choice
 
 __all__ = ["DualVariableMixin"]
-
-# Format of what a checkpoint holds beside Lightning's own: 0 had nothing (0.1.0), 1 has the random states.
-FORMAT = 1
-_KEY = "scent_lightning"
 
 
 class DualVariableMixin(L.LightningModule):
@@ -52,6 +58,11 @@ class DualVariableMixin(L.LightningModule):
         duals: maps the name of each dual to its :class:`DualVariable`.
         if_changed_data: what becomes of ν where a checkpoint has another number of anchors: "error" (evaluation works,
             training stops), "grow" (rows were appended; they start unvisited) or "reset" (all start unvisited).
+        weight_step: "gradient" leaves the gradients alone; "proximal" multiplies them before each step of SGD, so that
+            no batch moves the weights further than its exponential allows: see
+            :mod:`scent_lightning.duals.weight_step`. A class or an instance may set it. A module that overrides
+            ``on_before_optimizer_step`` calls that of its base; clipping comes after it.
+        last_weight_step: what the last proximal step was; None before the first, and where there was none.
 
     Example:
         >>> import lightning as L
@@ -72,26 +83,20 @@ class DualVariableMixin(L.LightningModule):
         2
     """
 
+    weight_step: WeightStepRule = "gradient"
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.duals = nn.ModuleDict()
         self.if_changed_data: IfChanged = "error"
-        self._resumed_from: dict[str, Any] | None = None
+        self._exponential_part = ExponentialPart()
+        self.last_weight_step: WeightStep | None = None
+        self._resumption = Resumption(self._exponential_part)
         self._progress_told: float | None = None
-        # DDP would overwrite the tables of all ranks with rank 0's at every forward; the mixin exchanges rows instead.
-        self._ddp_params_and_buffers_to_ignore: list[str] = []
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        # The Trainer asks for the signature at every step; found here, it is not worked out anew each time.
-        if "training_step" in cls.__dict__:
-            step: Any = cls.training_step
-            step.__signature__ = inspect.signature(step)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # The Trainer notes the name of every hook here, some fifty times a step, and nn.Module looks through its
-        # parameters at each: 5 % of a small step.
-        if name == "_current_fx_name":
+        # The Trainer notes the name of every hook, and nn.Module looks through its parameters at each.
+        if name == HOOK_NAME:
             self.__dict__[name] = value
         else:
             super().__setattr__(name, value)
@@ -119,7 +124,6 @@ class DualVariableMixin(L.LightningModule):
             raise InputError(f"name {name!r} of a dual variable is taken")
         variable = DualVariable(num_anchors, update, name=name, placement=placement)
         self.duals[name] = variable
-        self._ddp_params_and_buffers_to_ignore += [f"duals.{name}.nu", f"duals.{name}.visited"]
         return variable
 
     @outside_graphs
@@ -164,22 +168,26 @@ class DualVariableMixin(L.LightningModule):
         samples = as_samples(scores, mask)
         if self.updates_duals():
             progress = self.dual_progress() if progress is None else check_progress(progress)
-            return step.entropic_risk(tables, samples, index, progress)
+            if self.weight_step == "gradient":
+                return step.entropic_risk(tables, samples, index, progress)
+            checked_choice("weight_step", self.weight_step, get_args(WeightStepRule))
+            risk = step.entropic_risk(tables, samples, index, progress)
+            self._exponential_part.watch(tables, samples, risk)
+            return risk
         return step.evaluate(tables, samples, index)
 
     def _dual(self, name: str) -> DualVariable:
-        variable = self.duals._modules.get(name)
-        if not isinstance(variable, DualVariable):
+        if name not in self.duals:
             raise KeyError(f"no dual variable {name!r}; this module has: {', '.join(self.duals) or 'none'}")
-        return variable
+        return cast(DualVariable, self.duals[name])
 
     def updates_duals(self) -> bool:
         """Whether this is training, where ν is written; elsewhere, and in averaged weights, it is read only."""
-        trainer = self._trainer
+        trainer = trainer_of(self)
         stage = None if trainer is None else trainer.state.stage
         if stage is RunningStage.TRAINING:
             # Lightning's averaging of weights passes over the data once more, for the statistics of batch norm alone.
-            return trainer is None or not trainer.fit_loop._skip_backward
+            return trainer is None or not skips_backward(trainer)
         return stage is None and self.training and not any(v.is_shared for v in self._variables())
 
     def _variables(self) -> list[DualVariable]:
@@ -195,7 +203,7 @@ class DualVariableMixin(L.LightningModule):
         Raises:
             InputError: the run has no end and a step size follows a schedule.
         """
-        trainer = self._trainer
+        trainer = trainer_of(self)
         if trainer is None or trainer.state.stage is not RunningStage.TRAINING:
             if self._progress_told is None:
                 for variable in self._variables():
@@ -218,23 +226,22 @@ class DualVariableMixin(L.LightningModule):
         self._progress_told = check_progress(progress)
 
     def _check_constant(self) -> None:
-        for name, variable in self.duals.items():
-            update = cast(DualVariable, variable).update
-            if update.needs_progress:
+        for variable in self._variables():
+            if variable.update.needs_progress:
                 raise InputError(
-                    f"the schedule of dual variable {name!r} ({update!r}) needs to know how long the run is: set "
-                    "trainer.max_steps, max_time, or max_epochs with a training set of known length"
+                    f"the schedule of dual variable {variable.name!r} ({variable.update!r}) needs to know how long the "
+                    "run is: set trainer.max_steps, max_time, or max_epochs with a training set of known length"
                 )
 
     def grow_duals(self, num_anchors: int) -> None:
         """Make room in every table for rows that were appended to the data set; see :meth:`DualVariable.grow`."""
-        for variable in self.duals.values():
-            cast(DualVariable, variable).grow(num_anchors)
+        for variable in self._variables():
+            variable.grow(num_anchors)
 
     def reset_duals(self) -> None:
         """Forget every ν of every table: all anchors count as never visited."""
-        for variable in self.duals.values():
-            cast(DualVariable, variable).reset()
+        for variable in self._variables():
+            variable.reset()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the format of the state, the random states of all processes, the progress of the run, and the gradient.
@@ -242,22 +249,7 @@ class DualVariableMixin(L.LightningModule):
         The gradient is there between two optimiser steps, where it is accumulated over several batches.
         """
         super().on_save_checkpoint(checkpoint)
-        loop: Any = None if self._trainer is None else self._trainer.fit_loop
-        if self._resumed_from is not None:
-            # Resumed, and not yet where the run was: a callback that writes as training starts comes before.
-            checkpoint[_KEY] = {**self._resumed_from, "format": FORMAT}
-            if loop._combined_loader_states_to_load:
-                checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"] = loop._combined_loader_states_to_load
-            return
-        states = {name: values.unsqueeze(0) for name, values in random_state().items()}
-        if distributed.is_distributed():
-            states = distributed.stack_states(states)
-        checkpoint[_KEY] = {"format": FORMAT, "random_states": states}
-        if self._trainer is not None and (progress := run_progress(self._trainer)) is not None:
-            checkpoint[_KEY]["progress"] = progress
-        if "optimizer_states" in checkpoint and loop is not None and _between_steps(loop):
-            accumulated = {"batches": loop.trainer.accumulate_grad_batches, "gradients": gathered_gradients(self)}
-            checkpoint[_KEY]["accumulated"] = accumulated
+        self._resumption.save(self, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take what :meth:`on_save_checkpoint` added; older formats are known.
@@ -268,81 +260,45 @@ class DualVariableMixin(L.LightningModule):
             InputError: a newer format than this package knows.
         """
         super().on_load_checkpoint(checkpoint)
-        if self.if_changed_data not in get_args(IfChanged):
-            raise InputError(
-                f"if_changed_data must be one of {', '.join(get_args(IfChanged))}, got {self.if_changed_data!r}"
-            )
-        added = checkpoint.get(_KEY, {"format": 0})
-        if added["format"] > FORMAT:
-            raise InputError(
-                f"the checkpoint has format {added['format']} of a newer scent_lightning; this one knows 0 to {FORMAT}"
-            )
-        resumed = self._trainer is not None and self._trainer.state.fn is TrainerFn.FITTING
-        self._resumed_from = added if resumed else None
-        for variable in self.duals.values():
-            cast(DualVariable, variable).if_changed = self.if_changed_data
-        if self._trainer is not None and isinstance(self._trainer.precision_plugin, DoublePrecision):
-            # Lightning does so after it loaded the weights, which are then rounded to float32.
-            self._trainer.precision_plugin.convert_module(self)
+        self._resumption.load(self, self._variables(), checkpoint, self.if_changed_data)
 
     def on_train_start(self) -> None:
         """Continue where the run that is resumed was: with its place in the epoch, its gradient and random numbers."""
         super().on_train_start()
-        loop: Any = self.trainer.fit_loop
-        if getattr(loop, "_combined_loader_states_to_load", None):
-            # Lightning passes over them where configure_optimizers had the loader built, which is what asking for the
-            # number of steps does.
-            loop._load_combined_loader_states()
-            iter(loop._data_fetcher)
-        if loop.restarted_mid_epoch and loop.epoch_progress.current.processed == loop.epoch_progress.current.started:
-            # Resumed from the last batch of an epoch. Lightning would not count the next one as begun, nor say that it
-            # begins; and resumed from within that one, it would do all of it again.
-            loop.reset_restart_stage()
-        batches, epochs = loop.max_batches, loop.max_epochs or -1
-        if 0 < batches < float("inf"):
-            steps = loop.epoch_loop.max_steps
-            self._set_epoch(max(1 / epochs if epochs > 0 else 0.0, batches / steps if steps > 0 else 0.0))
-        added, self._resumed_from = self._resumed_from or {}, None
-        self._continue_at_place(loop, added.get("progress"))
-        if (accumulated := added.get("accumulated")) is not None:
-            # Lightning drops it where another number of batches makes a step begin here.
-            scale = accumulated["batches"] / loop.trainer.accumulate_grad_batches
-            restore_gradients(self, accumulated["gradients"], self.global_rank, distributed.processes(), scale)
-        states = added.get("random_states")
-        if states is not None and self.global_rank < len(states["torch"]):
-            restore_random_state({name: values[self.global_rank] for name, values in states.items()})
+        self._resumption.start(self, self._variables())
 
-    def _set_epoch(self, fraction: float) -> None:
-        for variable in self.duals.values():
-            if (auto := cast(DualVariable, variable).auto) is not None:
-                auto.epoch = fraction
+        if self.weight_step != "gradient":
+            checked_choice("weight_step", self.weight_step, get_args(WeightStepRule))
+            check_training(self.trainer)
 
-    def _continue_at_place(self, loop: Any, saved: float | None) -> None:
-        """Put what has a position in the run where it is in the run as it is now, which may have another length."""
-        position = next((place for loader in _loaders(loop) if (place := _position(loader)) is not None), None)
-        if position is not None and loop.epoch_progress.current.started > loop.epoch_progress.current.processed:
-            # Batches of another size were counted before.
-            current = loop.epoch_loop.batch_progress.current
-            more = position - current.processed
-            for name in ("ready", "started", "processed", "completed"):
-                setattr(current, name, getattr(current, name) + more)
-        now = run_progress(self.trainer)
-        if saved is None or now is None or now == saved:
-            return
-        for variable in self.duals.values():
-            if (auto := cast(DualVariable, variable).auto) is not None:
-                auto.move(now - saved)
-        for config in self.trainer.lr_scheduler_configs:
-            if isinstance(config.scheduler, ProgressLR):
-                config.scheduler.refresh()
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Shape the gradients; the Trainer clips them afterwards."""
+        super().on_before_optimizer_step(optimizer)
+        if self.weight_step != "gradient":
+            self.shape_gradients(optimizer)
+
+    def shape_gradients(self, optimizer: Any, loss_scale: float | None = None) -> None:
+        """Multiply the gradients for a proximal step, after ``backward``; in a plain loop before ``optimizer.step()``.
+
+        The Trainer calls it. An optimiser of another kind than SGD is left alone.
+
+        Args:
+            optimizer: that takes the step.
+            loss_scale: in a plain loop what a gradient scaler has multiplied the loss by; the gradients are unscaled.
+
+        Raises:
+            InputError: a parameter group has no learning rate, or one below 0.
+        """
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # Lightning's wrapper of one
+        exponential = self._exponential_part.take()
+        if takes_proximal(optimizer):
+            factors = scales(trainer_of(self), optimizer) if loss_scale is None else (loss_scale, 1.0)
+            self.last_weight_step = proximal_gradients(optimizer, exponential, *factors)
 
     def on_train_epoch_end(self) -> None:
         """Learn how long an epoch is in a run that ends by the clock."""
         super().on_train_epoch_end()
-        trainer: Any = self.trainer
-        epochs = trainer.fit_loop.epoch_progress.current.processed
-        if epochs > 0 and any(isinstance(callback, Timer) for callback in trainer.callbacks):
-            self._set_epoch((run_progress(trainer) or 0.0) / epochs)
+        self._resumption.end_epoch(self.trainer, self._variables())
 
     def on_fit_start(self) -> None:
         """Stop before training on a table that belongs to another training set, or start it anew if that is wanted.
@@ -350,16 +306,11 @@ class DualVariableMixin(L.LightningModule):
         Then say what the data module has read, see :func:`scent_lightning.summary.announce`.
         """
         super().on_fit_start()
-        for variable in self.duals.values():
-            cast(DualVariable, variable).check_trainable()
-        changed_rows = getattr(getattr(self.trainer, "datamodule", None), "changed_rows", None)
-        if changed_rows is not None and (change := changed_rows()) != "none":
-            check_change(change, self.if_changed_data)
-            if self.if_changed_data == "reset":
-                self.reset_duals()
-        announce(
-            self.trainer, {name: cast(DualVariable, variable).num_anchors for name, variable in self.duals.items()}
-        )
+        for variable in self._variables():
+            variable.check_trainable()
+        if rows_changed(self.trainer, self.if_changed_data):
+            self.reset_duals()
+        announce(self.trainer, {variable.name: variable.num_anchors for variable in self._variables()})
 
     def to_torchscript(
         self, file_path: Any = None, method: str | None = "script", example_inputs: Any = None, **kwargs: Any
@@ -376,7 +327,7 @@ class DualVariableMixin(L.LightningModule):
             )
         return super().to_torchscript(file_path, method, example_inputs, **kwargs)
 
-    @_restricted_classmethod
+    @restricted_classmethod
     def load_from_checkpoint(
         cls,
         checkpoint_path: Any,
@@ -414,7 +365,7 @@ class DualVariableMixin(L.LightningModule):
                     checkpoint_path, map_location, hparams_file, strict, weights_only=True, **kwargs
                 )
             except (RuntimeError, TypeError, ValueError) as error:
-                if lacking := _given_as_objects(cls, saved.get("state_dict", {}), {**named, **kwargs}):
+                if lacking := given_as_objects(cls, saved.get("state_dict", {}), {**named, **kwargs}):
                     raise InputError(
                         f"{' and '.join(lacking)} must be given to load_from_checkpoint again: checkpoint "
                         f"{checkpoint_path} has the weights, not the Python object that they belong to"
@@ -434,49 +385,4 @@ class DualVariableMixin(L.LightningModule):
             current = inspect.currentframe()
             frame = current.f_back if current else None
         super().save_hyperparameters(*args, ignore=ignore, frame=frame, logger=logger)
-        hparams = dict(self.hparams)
-        parameters = inspect.signature(type(self).__init__).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        if "_instantiator" in hparams and not takes_any:
-            # The command line offers what the data module knows to every task; not every task takes all of it.
-            hparams = {key: value for key, value in hparams.items() if key in parameters or key.startswith("_")}
-        self._hparams = self._to_hparams_dict(_plain(hparams))
-        self._hparams_initial = copy.deepcopy(self._hparams)
-
-
-def _given_as_objects(task: type, weights: Mapping[str, Any], known: Mapping[str, Any]) -> list[str]:
-    """Arguments of a task that are not known, though the weights of a module of that name are."""
-    names = [name for name in inspect.signature(task.__init__).parameters if name not in known]  # type: ignore[misc]
-    return [name for name in names if any(weight.startswith(f"{name}.") for weight in weights)]
-
-
-def _loaders(loop: Any) -> list[Any]:
-    combined = loop._combined_loader
-    return [] if combined is None else list(combined.flattened)
-
-
-def _between_steps(loop: Any) -> bool:
-    """Whether some batches of an optimiser step are processed, and not all of them."""
-    progress, trainer = loop.epoch_loop.batch_progress, loop.trainer
-    done = progress.current.processed
-    if trainer.state.fn is not TrainerFn.FITTING or done % trainer.accumulate_grad_batches == 0:
-        return False
-    # The last batch of an epoch is always a step.
-    return not (progress.is_last_batch or done == loop.max_batches) or progress.current.ready > done
-
-
-def _position(loader: Any) -> int | None:
-    """How many of its batches a loader of this package leaves out; None for another one."""
-    position = getattr(getattr(loader, "sampler", None), "position", None)
-    return position[1] if isinstance(position, tuple) else None
-
-
-def _plain(value: Any) -> Any:
-    """Replace every dual update inside by its :meth:`DualUpdate.config`."""
-    if isinstance(value, DualUpdate):
-        return value.config()
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_plain(item) for item in value)
-    return value
+        replace_hyperparameters(self, plain_hyperparameters(self))

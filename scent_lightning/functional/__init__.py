@@ -13,6 +13,7 @@ from scent_lightning.functional.contrastive import (
     contrastive_loss,
     contrastive_scores,
 )
+from scent_lightning.functional.lambert import lambert_w, lambert_w_of_log, proximal_scale
 from scent_lightning.functional.log_mean_exp import (
     NO_SCORE,
     at_least_float32,
@@ -59,6 +60,8 @@ __all__ = [
     "exponential_objective",
     "exponential_objective_from",
     "guard",
+    "lambert_w",
+    "lambert_w_of_log",
     "log_mean_exp",
     "log_mean_exp_from",
     "may_be_infinite",
@@ -66,6 +69,7 @@ __all__ = [
     "pairwise_scores",
     "pairwise_surrogate",
     "proximal_mirror_descent_step",
+    "proximal_scale",
     "shift_by_largest",
     "softplus_asgd_step",
     "softplus_objective",

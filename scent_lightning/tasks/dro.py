@@ -17,6 +17,7 @@ from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.metrics.entropic_risk import EntropicRisk, check_tau
+from scent_lightning.private_api import trainer_of
 from scent_lightning.tasks.batches import check_rows, three_parts
 from scent_lightning.tasks.training import (
     LearningRateSchedule,
@@ -184,7 +185,7 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
             rows = torch.cat([features.double().cpu(), torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
             gram += rows.T @ rows
             moment += rows.T @ target.double().cpu()
-        if self._trainer is not None and self.trainer.world_size > 1:
+        if trainer_of(self) is not None and self.trainer.world_size > 1:
             strategy = self.trainer.strategy
             sums = [part.to(strategy.root_device) for part in (gram, moment)]
             gram, moment = (cast(Tensor, strategy.reduce(part, reduce_op="sum")).cpu() for part in sums)

@@ -21,6 +21,7 @@ from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Negatives
 from scent_lightning.optim import RowSparseSGD, average_sparse_gradient, clip_gradients
+from scent_lightning.private_api import keep_from_ddp, trainer_of
 from scent_lightning.random_state import seed_of
 from scent_lightning.tasks.batches import check_range, class_numbers, three_parts
 from scent_lightning.tasks.training import LearningRateSchedule, TrainLossMixin, check_optimization, scheduled_optimizer
@@ -155,8 +156,7 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
             self.on_before_batch_transfer = self._check_on_the_way  # type: ignore[method-assign]
         if stage != "fit" or self.trainer.world_size == 1 or self.head.negatives == "all":
             return
-        if "head.weight" not in self._ddp_params_and_buffers_to_ignore:
-            self._ddp_params_and_buffers_to_ignore.append("head.weight")
+        keep_from_ddp(self, "head.weight")
         others = [name for name, p in self.named_parameters() if p.requires_grad and name != "head.weight"]
         if not others:
             # DDP refuses a module without a parameter of its own to send.
@@ -175,6 +175,7 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
         """Average the class weights' sparse gradient over the processes."""
         if self._exchanges_rows() and self.head.weight.grad is not None:
             average_sparse_gradient(self.head.weight)
+        super().on_before_optimizer_step(optimizer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """A checkpoint does not depend on the number of processes."""
@@ -240,7 +241,7 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
 
         So they are the same in every process, whatever else each has drawn, and in a run that was interrupted.
         """
-        if self.head.negatives != "uniform" or self._trainer is None:
+        if self.head.negatives != "uniform" or trainer_of(self) is None:
             return None
         step = self.trainer.fit_loop.epoch_loop.total_batch_idx
         return torch.Generator().manual_seed(seed_of(torch.initial_seed(), step))

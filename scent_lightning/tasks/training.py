@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from scent_lightning.compiling import outside_graphs
 from scent_lightning.errors import InputError
 from scent_lightning.optim import check_sgd
+from scent_lightning.private_api import trainer_of
 from scent_lightning.progress import ProgressLR, run_progress
 
 LearningRateSchedule = Literal["cosine", "constant", "step"]
@@ -126,10 +127,11 @@ class TrainLossMixin(L.LightningModule):
         Returns:
             Whether this is a logging step.
         """
-        if self._trainer is None:
+        trainer = trainer_of(self)
+        if trainer is None:
             return False
         self._epoch_loss.add(loss)
-        if not logs_this_step(self._trainer):
+        if not logs_this_step(trainer):
             return False
         self.log("train/loss", loss, prog_bar=True)
         return True
