@@ -18,7 +18,7 @@ import torch
 
 from scent_lightning.checkpoint import read_checkpoint
 from scent_lightning.errors import InputError
-from scent_lightning.tasks.clip import read_architecture
+from scent_lightning.modules.open_clip_model import read_architecture
 
 
 def export(checkpoint: Path, out: Path, architecture: str | None = None) -> str:

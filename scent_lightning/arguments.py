@@ -37,7 +37,7 @@ def _known(package: Any, base: type) -> list[str]:
 
 KNOWN = {
     "dual": [name for name in _known(duals, DualUpdate) if name != "DualUpdate"],
-    "model": _known(tasks, L.LightningModule),
+    "model": [name for name in _known(tasks, L.LightningModule) if name != "BaseTask"],
     "data": _known(data, L.LightningDataModule),
 }
 KINDS = {"dual": "dual update", "model": "task", "data": "data module"}

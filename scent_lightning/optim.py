@@ -15,18 +15,16 @@ from scent_lightning import distributed
 from scent_lightning.duals.repeats import are_distinct
 from scent_lightning.errors import InputError
 from scent_lightning.private_api import entries, is_watched, takes_own_records
+from scent_lightning.validation import checked_choice, checked_number
 
 __all__ = ["RowSparseSGD", "average_sparse_gradient", "clip_gradients"]
 
 
 def check_sgd(lr: float, momentum: float, weight_decay: float) -> None:
     """Raise InputError for a setting of SGD that is out of range."""
-    if not lr > 0:
-        raise InputError(f"lr must be above 0, got {lr!r}")
-    if not 0 <= momentum < 1:
-        raise InputError(f"momentum must be in [0, 1), got {momentum!r}")
-    if not weight_decay >= 0:
-        raise InputError(f"weight_decay must be at least 0, got {weight_decay!r}")
+    checked_number("lr", lr, above=0)
+    checked_number("momentum", momentum, least=0, below=1)
+    checked_number("weight_decay", weight_decay, least=0)
 
 
 class RowSparseSGD(Optimizer):
@@ -172,8 +170,7 @@ def clip_gradients(parameters: Iterable[Tensor], max_value: float, by: str = "no
         >>> round(weight.grad.coalesce().values().max().item(), 6)
         0.1
     """
-    if by not in ("norm", "value"):
-        raise InputError(f"by must be 'norm' or 'value', got {by!r}")
+    checked_choice("by", by, ("norm", "value"))
     if math.isnan(max_value):
         raise InputError("max_value must be a number, got nan")
     if max_value <= 0:

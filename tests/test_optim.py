@@ -192,9 +192,9 @@ def test_closure():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lr": 0.0}, "lr must be above 0, got 0.0"),
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
-        ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),
+        ({"lr": 0.0}, "lr must be a finite number above 0, got 0.0"),
+        ({"momentum": 1.0}, "momentum must be a finite number of at least 0 and below 1, got 1.0"),
+        ({"weight_decay": -1.0}, "weight_decay must be a finite number of at least 0, got -1.0"),
     ],
 )
 def test_bad_arguments(arguments, message):

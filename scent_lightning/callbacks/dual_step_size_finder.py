@@ -21,6 +21,7 @@ from scent_lightning.duals import SCENT, DualUpdate, DualVariable
 from scent_lightning.errors import InputError
 from scent_lightning.private_api import forget_loaders
 from scent_lightning.random_state import random_state, restore_random_state
+from scent_lightning.validation import checked_integer, checked_number
 
 __all__ = ["DualStepSizeFinder"]
 
@@ -71,12 +72,8 @@ class DualStepSizeFinder(L.Callback):
 
     def __init__(self, fraction: float = 0.3, num_steps: int | None = None) -> None:
         super().__init__()
-        if not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
-            raise InputError(f"fraction must be in (0, 1], got {fraction!r}")
-        if num_steps is not None and (isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1):
-            raise InputError(f"num_steps must be None or a positive integer, got {num_steps!r}")
-        self.fraction = fraction
-        self.num_steps = num_steps
+        self.fraction = checked_number("fraction", fraction, above=0, most=1)
+        self.num_steps: int | None = checked_integer("num_steps", num_steps, or_none=True)
         self.log_alpha: dict[str, float] = {}
         self.max_log_weight: dict[str, float] = {}
         self.curves: dict[str, dict[str, list[float]]] = {}

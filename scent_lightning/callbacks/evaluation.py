@@ -9,6 +9,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from scent_lightning.errors import InputError
+from scent_lightning.validation import checked_integer
 
 __all__ = ["EvaluationCallback"]
 
@@ -31,9 +32,7 @@ class EvaluationCallback(L.Callback):
 
     def __init__(self, every_n_epochs: int = 1) -> None:
         super().__init__()
-        if isinstance(every_n_epochs, bool) or not isinstance(every_n_epochs, int) or every_n_epochs < 1:
-            raise InputError(f"every_n_epochs must be a whole number of at least 1, got {every_n_epochs!r}")
-        self.every_n_epochs = every_n_epochs
+        self.every_n_epochs: int = checked_integer("every_n_epochs", every_n_epochs)
         self._stage: Stage | None = None  # of the run that is looked at
 
     def start(self, pl_module: L.LightningModule) -> None:

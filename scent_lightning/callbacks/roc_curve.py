@@ -12,7 +12,8 @@ from torch import Tensor
 
 from scent_lightning.callbacks.evaluation import EvaluationCallback, Stage
 from scent_lightning.callbacks.lookup import tensorboard_loggers
-from scent_lightning.metrics.partial_auc import ScoresAndLabels, check_max_fpr, missing_class, partial_auc, roc_curve
+from scent_lightning.functional.roc import check_max_fpr, missing_class, partial_auc, roc_curve
+from scent_lightning.metrics.partial_auc import ScoresAndLabels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -22,6 +22,7 @@ from scent_lightning.errors import InputError
 from scent_lightning.metrics import ZeroShotAccuracy
 from scent_lightning.metrics.retrieval import first_of_each
 from scent_lightning.optional import of_vision
+from scent_lightning.validation import checked_integer
 
 __all__ = ["ZeroShotClassification"]
 
@@ -84,12 +85,8 @@ class ZeroShotClassification(EvaluationCallback):
         num_workers: int = 0,
     ) -> None:
         super().__init__(every_n_epochs)
-        for argument, value, least in (
-            ("batch_size", batch_size, 1),
-            ("num_workers", num_workers, 0),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{argument} must be a whole number of at least {least}, got {value!r}")
+        checked_integer("batch_size", batch_size)
+        checked_integer("num_workers", num_workers, least=0)
         self.path = path
         self.class_names = class_names
         self.templates = templates if templates in ("openai", "simple") else _checked_templates(templates)

@@ -14,6 +14,7 @@ from scent_lightning.metrics.partial_auc import (
     two_way_partial_auc,
 )
 from scent_lightning.metrics.retrieval import RetrievalRecall, retrieval_ranks
+from scent_lightning.metrics.top_k import TopKAccuracy
 from scent_lightning.metrics.zero_shot import ZeroShotAccuracy
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "OneWayPartialAUC",
     "PartialAUCObjective",
     "RetrievalRecall",
+    "TopKAccuracy",
     "TwoWayPartialAUC",
     "ZeroShotAccuracy",
     "partial_auc_objective",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from scent_lightning.errors import InputError
+from scent_lightning.validation import checked_number
 
 __all__ = ["EntropicRisk"]
 
@@ -47,7 +47,7 @@ class EntropicRisk(Metric):
 
     def __init__(self, tau: float) -> None:
         super().__init__()
-        self.tau = check_tau(tau)
+        self.tau = checked_number("tau", tau, above=0)
         self.add_state(
             "log_sum_exp", torch.tensor(-math.inf, dtype=torch.float64), dist_reduce_fx=_log_sum_exp_over_processes
         )
@@ -70,10 +70,3 @@ class EntropicRisk(Metric):
         if int(self.count) == 0:
             return torch.full_like(self.log_sum_exp, math.nan)
         return self.tau * (self.log_sum_exp - self.count.double().log())
-
-
-def check_tau(tau: float) -> float:
-    """Return ``tau`` if it is a finite number above 0, or raise InputError."""
-    if isinstance(tau, bool) or not isinstance(tau, (int, float)) or not 0 < tau < math.inf:
-        raise InputError(f"tau must be a finite number above 0, got {tau!r}")
-    return float(tau)

@@ -10,6 +10,7 @@ from torchmetrics import Metric
 
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
+from scent_lightning.validation import checked_integer
 
 __all__ = ["RetrievalRecall", "first_of_each", "retrieval_ranks"]
 
@@ -79,9 +80,9 @@ class RetrievalRecall(Metric):
 
     def __init__(self, ks: tuple[int, ...] = (1, 5, 10)) -> None:
         super().__init__()
-        if not ks or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in ks):
-            raise InputError(f"ks must be positive integers, at least one, got {ks!r}")
-        self.ks = tuple(ks)
+        if not ks:
+            raise InputError(f"ks must hold at least one k, got {ks!r}")
+        self.ks = tuple(checked_integer("each of ks", k) for k in ks)
         for name in ("images", "texts", "groups", "indices"):
             self.add_state(name, [], dist_reduce_fx="cat")
 

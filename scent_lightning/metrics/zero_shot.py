@@ -7,6 +7,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from scent_lightning.errors import InputError
+from scent_lightning.validation import checked_integer
 
 __all__ = ["ZeroShotAccuracy"]
 
@@ -41,8 +42,7 @@ class ZeroShotAccuracy(Metric):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
-            raise InputError(f"num_classes must be a whole number of at least 2, got {num_classes!r}")
+        checked_integer("num_classes", num_classes, least=2)
         self.ks = (1, 5) if num_classes > 5 else (1,)
         self.add_state("hits", torch.zeros(len(self.ks), num_classes, dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("rows", torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")

@@ -10,8 +10,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from scent_lightning.duals import DenseScores, Exponentials, Samples
-from scent_lightning.errors import InputError
 from scent_lightning.functional import NO_SCORE, at_least_float32
+from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
 __all__ = ["ClassSampledLinear", "Negatives"]
 
@@ -178,17 +178,11 @@ class ClassSampledLinear(nn.Module):
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        for name, value, least in (
-            ("num_features", num_features, 1),
-            ("num_classes", num_classes, 2),
-            ("num_negatives", num_negatives, 1),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
-        if negatives not in get_args(Negatives):
-            raise InputError(f"negatives must be one of {', '.join(get_args(Negatives))}, got {negatives!r}")
-        if not 0 < scale < float("inf"):
-            raise InputError(f"scale must be a finite number above 0, got {scale!r}")
+        checked_integer("num_features", num_features)
+        checked_integer("num_classes", num_classes, least=2)
+        checked_integer("num_negatives", num_negatives)
+        checked_choice("negatives", negatives, get_args(Negatives))
+        checked_number("scale", scale, above=0)
         self.negatives = negatives
         self.num_negatives = num_negatives
         self.normalize = normalize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from scent_lightning.errors import InputError
+from scent_lightning.validation import checked_choice, checked_integer
 
 __all__ = ["SmallImageResNet"]
 
@@ -35,11 +35,9 @@ class SmallImageResNet(nn.Module):
 
     def __init__(self, depth: int = 18, width: int = 64, num_outputs: int = 1) -> None:
         super().__init__()
-        if depth not in _BLOCKS:
-            raise InputError(f"depth must be one of {', '.join(map(str, _BLOCKS))}, got {depth!r}")
-        for name, value in (("width", width), ("num_outputs", num_outputs)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} must be a positive integer, got {value!r}")
+        checked_choice("depth", depth, _BLOCKS)
+        checked_integer("width", width)
+        checked_integer("num_outputs", num_outputs)
         from torchvision.models.resnet import BasicBlock, conv1x1, conv3x3
 
         self.stem = nn.Sequential(conv3x3(3, width), nn.BatchNorm2d(width), nn.ReLU(inplace=True))

@@ -1,8 +1,9 @@
 """Tasks: LightningModules that are ready to train, with any dual update."""
 
+from scent_lightning.tasks.base import BaseTask
 from scent_lightning.tasks.clip import CLIPTask
 from scent_lightning.tasks.dro import DRORegressionTask
 from scent_lightning.tasks.extreme_classification import ExtremeClassificationTask
 from scent_lightning.tasks.partial_auc import PartialAUCTask
 
-__all__ = ["CLIPTask", "DRORegressionTask", "ExtremeClassificationTask", "PartialAUCTask"]
+__all__ = ["BaseTask", "CLIPTask", "DRORegressionTask", "ExtremeClassificationTask", "PartialAUCTask"]

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import copy
-import difflib
-import json
-import logging
 import math
-from pathlib import Path
 from typing import Any, cast
 
-import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from scent_lightning import distributed
-from scent_lightning.checkpoint import read_plain
 from scent_lightning.compiling import outside_graphs
-from scent_lightning.duals import ContrastiveSamples, DualUpdate, DualVariableMixin
+from scent_lightning.duals import ContrastiveSamples, DualUpdate
 from scent_lightning.duals.table import Placement
 from scent_lightning.errors import InputError
 from scent_lightning.metrics import RetrievalRecall
-from scent_lightning.metrics.entropic_risk import check_tau
-from scent_lightning.optional import of_vision
+from scent_lightning.modules.open_clip_model import build_model, read_architecture
 from scent_lightning.progress import ProgressLR
+from scent_lightning.tasks.base import BaseTask
 from scent_lightning.tasks.batches import three_parts
-from scent_lightning.tasks.training import TrainLossMixin, check_trains, cosine, run_length
+from scent_lightning.tasks.training import cosine, run_length
+from scent_lightning.validation import checked_integer, checked_number
 
 __all__ = ["CLIPTask"]
 
@@ -34,7 +30,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 _IMAGE, _TEXT = "image", "text"
 
 
-class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
+class CLIPTask(BaseTask):
     r"""CLIP by the robust global contrastive loss, with a dual variable for every image and every text.
 
     .. math:: \min_{w, \tau} \frac{\tau}{n} \sum_i \sum_{k = 1, 2}
@@ -100,6 +96,8 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         [0, 4, 7]
     """
 
+    way_to_train = "set lock_image or lock_text to false, or learn_tau to true"
+
     def __init__(
         self,
         num_anchors: int,
@@ -125,22 +123,19 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         lock_text: bool = False,
         dual_placement: Placement = "module",
     ) -> None:
-        super().__init__()
-        if tau is not None:
-            check_tau(tau)
+        super().__init__(lr, weight_decay=weight_decay)
+        checked_number("tau", tau, above=0, or_none=True)
         if not 0 < min_tau <= (min_tau if tau is None else tau) <= max_tau < math.inf:
             raise InputError(f"min_tau, tau and max_tau must rise from above 0, got {min_tau!r}, {tau!r}, {max_tau!r}")
-        for name, value in (("epsilon", epsilon), ("weight_decay", weight_decay), ("warmup_steps", warmup_steps)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise InputError(f"{name} must be a finite number of at least 0, got {value!r}")
-        for name, rate in (("lr", lr), ("tau_lr", lr if tau_lr is None else tau_lr), ("adam_epsilon", adam_epsilon)):
-            if not rate > 0:
-                raise InputError(f"{name} must be above 0, got {rate!r}")
-        for name, beta in (("beta1", beta1), ("beta2", beta2)):
-            if not 0 <= beta < 1:
-                raise InputError(f"{name} must be in [0, 1), got {beta!r}")
-        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-            raise InputError(f"chunk must be a positive integer or null, got {chunk!r}")
+        checked_number("epsilon", epsilon, least=0)
+        checked_number("warmup_steps", warmup_steps, least=0)
+        checked_number("tau_lr", tau_lr, above=0, or_none=True)
+        checked_number("adam_epsilon", adam_epsilon, above=0)
+        self.betas = (
+            checked_number("beta1", beta1, least=0, below=1),
+            checked_number("beta2", beta2, least=0, below=1),
+        )
+        self.chunk: int | None = checked_integer("chunk", chunk, or_none=True)
         architecture = read_architecture(architecture)
         self.save_hyperparameters()
         # The command line hands over its own: of a JSON file the name, which means nothing once the file is gone.
@@ -152,13 +147,9 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         self.min_tau, self.max_tau = min_tau, max_tau
         self.rho = rho
         self.epsilon = epsilon
-        self.lr = lr
         self.tau_lr = lr if tau_lr is None else tau_lr
-        self.weight_decay = weight_decay
-        self.betas = (beta1, beta2)
         self.adam_epsilon = adam_epsilon
         self.warmup_steps = warmup_steps
-        self.chunk = chunk
         # The model's own temperature is not trained: it follows τ, so that the model can leave the task at any time.
         self.model.logit_scale.requires_grad_(False)
         if getattr(self.model, "logit_bias", None) is not None:
@@ -236,7 +227,12 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
     def _follow_tau(self) -> None:
         self.model.logit_scale.data.copy_(-self.tau.data.log())
 
-    def _evaluate(self, stage: str, batch: Batch) -> dict[str, Tensor]:
+    def evaluation_step(self, stage: str, batch: Batch) -> dict[str, Tensor]:
+        """Embed the batch; recall is logged at the end.
+
+        Returns:
+            ``index``, ``image`` and ``text`` embeddings of each pair, for callbacks.
+        """
         images, texts, index = three_parts(batch, "images, texts")
         image, text = self(images, texts)
         cast(RetrievalRecall, self.recalls[stage]).update(image, text, text_group(texts), index)
@@ -248,21 +244,9 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
             self.log(f"{stage}/{name}", value, prog_bar=name.endswith("R@1"))
         metric.reset()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Embed the batch; recall is logged at the end.
-
-        Returns:
-            ``index``, ``image`` and ``text`` embeddings of each pair, for callbacks.
-        """
-        return self._evaluate("val", batch)
-
     def on_validation_epoch_end(self) -> None:
         """Recall among all pairs."""
         self._log_recall("val")
-
-    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Embed the batch; returns what the validation step does."""
-        return self._evaluate("test", batch)
 
     def on_test_epoch_end(self) -> None:
         """Recall among all pairs."""
@@ -280,8 +264,8 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
 
     # ---------------------------------------------------------------- optimiser
 
-    def configure_optimizers(self) -> Any:
-        """AdamW with open_clip's exclusions from weight decay and a learning rate of its own for τ."""
+    def trained_parameters(self) -> list[Any]:
+        """In groups, with open_clip's exclusions from weight decay and a learning rate of its own for τ."""
         plain: list[Tensor] = []
         decayed: list[Tensor] = []
         for name, parameter in self.model.named_parameters():
@@ -294,9 +278,14 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         ]
         if self.tau.requires_grad:
             groups.append({"params": [self.tau], "lr": self.tau_lr, "weight_decay": 0.0})
-        groups = [group for group in groups if group["params"]]
-        check_trains(groups, "set lock_image or lock_text to false, or learn_tau to true")
-        optimizer = torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.adam_epsilon)
+        return [group for group in groups if group["params"]]
+
+    def configure_optimizer(self, parameters: list[Any]) -> Optimizer:
+        """AdamW."""
+        return torch.optim.AdamW(parameters, lr=self.lr, betas=self.betas, eps=self.adam_epsilon)
+
+    def configure_schedule(self, optimizer: Optimizer) -> Any:
+        """A linear rise of the learning rates over the warm-up, then a cosine to 0."""
         warmup = self.warmup_steps
         share = min(warmup / run_length(self.trainer, "the cosine of the learning rate"), 1.0)
 
@@ -326,79 +315,3 @@ def text_group(tokens: Tensor) -> Tensor:
     least, most = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
     coefficients = torch.randint(least, most, (tokens.shape[1],), generator=generator)
     return (tokens.to(torch.int64) * coefficients.to(tokens.device)).sum(dim=1)
-
-
-def read_architecture(architecture: str | dict[str, Any]) -> str | dict[str, Any]:
-    """A name of open_clip's as it is; a configuration file as its content.
-
-    Raises:
-        InputError: a file that is missing or no configuration, or a name that open_clip does not know.
-    """
-    if isinstance(architecture, dict):
-        config = architecture
-    elif architecture.endswith(".json"):
-        try:
-            config = json.loads(Path(architecture).read_text(encoding="utf-8-sig"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"architecture {architecture} cannot be read as JSON: {error}") from error
-    else:
-        if architecture not in (known := of_vision("open_clip", "CLIPTask").list_models()):
-            near = difflib.get_close_matches(architecture, known, n=5, cutoff=0.4) or known[:5]
-            raise InputError(f"architecture {architecture!r} is not known to open_clip; near are {', '.join(near)}")
-        return architecture
-    lacking = [
-        key for key in ("embed_dim", "vision_cfg", "text_cfg") if not isinstance(config, dict) or key not in config
-    ]
-    if lacking:
-        raise InputError(f"architecture must have embed_dim, vision_cfg and text_cfg, it lacks {', '.join(lacking)}")
-    return dict(config)
-
-
-def build_model(architecture: str | dict[str, Any], pretrained: str | None) -> Any:
-    """The model of open_clip.
-
-    Raises:
-        InputError: the configuration does not make a model, or the weights cannot be loaded.
-    """
-    open_clip = of_vision("open_clip", "CLIPTask")
-    file = Path(pretrained or "")
-    if file.is_file() and file.suffix not in (".safetensors", ".npz", ".npy"):
-        read_plain(file, f"pretrained {pretrained}", mmap=True)  # says what is wrong with it, if something is
-    logging.getLogger().disabled, before = True, logging.getLogger().disabled
-    try:
-        if isinstance(architecture, str):
-            try:
-                return open_clip.create_model(architecture, pretrained=pretrained)
-            except (RuntimeError, OSError, ValueError) as error:
-                raise InputError(_weights_message(open_clip, architecture, pretrained, error)) from error
-        config = copy.deepcopy(architecture)
-        custom = config.pop("custom_text", False) or "hf_model_name" in config["text_cfg"]
-        try:
-            model = (open_clip.CustomTextCLIP if custom else open_clip.CLIP)(**config)
-        except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-            raise InputError(f"architecture makes no model of open_clip: {error}") from error
-        if pretrained is not None:
-            if not Path(pretrained).is_file():
-                raise InputError(f"pretrained {pretrained} must be a file where the architecture is a configuration")
-            try:
-                open_clip.load_checkpoint(model, pretrained, weights_only=True)
-            except Exception as error:
-                raise InputError(f"pretrained {pretrained} does not fit the architecture: {_first(error)}") from error
-        return model
-    finally:
-        logging.getLogger().disabled = before
-
-
-def _weights_message(open_clip: Any, architecture: str, pretrained: str | None, error: Exception) -> str:
-    if pretrained is None:
-        return f"architecture {architecture!r} cannot be built: {_first(error)}"
-    tags = open_clip.list_pretrained_tags_by_model(architecture)
-    if Path(pretrained).is_file():
-        return f"pretrained {pretrained} does not fit architecture {architecture!r}: {_first(error)}"
-    if pretrained in tags:
-        return f"pretrained {pretrained!r} could not be downloaded for {architecture!r}: {_first(error)}"
-    return f"pretrained {pretrained!r} is no file and no tag of {architecture!r}; tags are {', '.join(tags) or 'none'}"
-
-
-def _first(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".:") if str(error).strip() else type(error).__name__

@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
-import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader
 from torchmetrics import MaxMetric, MeanSquaredError
 
-from scent_lightning.duals import DualUpdate, DualVariableMixin
+from scent_lightning.duals import DualUpdate
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
-from scent_lightning.metrics.entropic_risk import EntropicRisk, check_tau
+from scent_lightning.metrics import EntropicRisk
 from scent_lightning.private_api import trainer_of
+from scent_lightning.tasks.base import BaseTask
 from scent_lightning.tasks.batches import check_rows, three_parts
-from scent_lightning.tasks.training import (
-    LearningRateSchedule,
-    TrainLossMixin,
-    check_optimization,
-    check_trains,
-    scheduled_optimizer,
-)
+from scent_lightning.tasks.training import LearningRateSchedule
+from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
 __all__ = ["DRORegressionTask"]
 
 Batch = tuple[Tensor, Tensor, Tensor]
+Loss = Literal["squared", "absolute", "huber"]
+Initial = Literal["least_squares", "zeros"]
 _ANCHOR = "nu"
 
 
-class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
+class DRORegressionTask(BaseTask):
     r"""Regression that minimises the entropic risk of the loss, that is, its worst case under a KL penalty.
 
     .. math:: \min_w \tau \log \frac{1}{n} \sum_i \exp\frac{\text{loss}(f_w(x_i), y_i)}{\tau}
@@ -83,10 +80,10 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         num_features: int,
         dual: DualUpdate,
         tau: float = 1.0,
-        loss: Literal["squared", "absolute", "huber"] = "squared",
+        loss: Loss = "squared",
         huber_delta: float = 1.0,
         network: nn.Module | None = None,
-        initial: Literal["least_squares", "zeros"] = "least_squares",
+        initial: Initial = "least_squares",
         lr: float = 1e-5,
         momentum: float = 0.9,
         nesterov: bool = True,
@@ -94,31 +91,13 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         optimizer: OptimizerCallable | None = None,
         lr_schedule: LearningRateSchedule = "cosine",
     ) -> None:
-        super().__init__()
-        if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
-            raise InputError(f"num_features must be a positive integer, got {num_features!r}")
-        for name, value, allowed in (
-            ("loss", loss, ("squared", "absolute", "huber")),
-            ("initial", initial, ("least_squares", "zeros")),
-        ):
-            if value not in allowed:
-                raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-        check_optimization(lr, momentum, weight_decay, lr_schedule)
-        if not huber_delta > 0:
-            raise InputError(f"huber_delta must be above 0, got {huber_delta!r}")
-        # Objects that cannot be written as plain data are left out: pass them to load_from_checkpoint again.
-        unsaved = [name for name, value in (("network", network), ("optimizer", optimizer)) if value is not None]
-        self.save_hyperparameters(ignore=unsaved)
-        self.tau = check_tau(tau)
-        self.loss = loss
-        self.huber_delta = huber_delta
-        self.initial = initial
-        self.lr = lr
-        self.momentum = momentum
-        self.nesterov = nesterov and momentum > 0
-        self.weight_decay = weight_decay
-        self.optimizer = optimizer
-        self.lr_schedule = lr_schedule
+        super().__init__(lr, momentum, weight_decay, nesterov, optimizer, lr_schedule)
+        checked_integer("num_features", num_features)
+        self.loss = checked_choice("loss", loss, get_args(Loss))
+        self.initial = checked_choice("initial", initial, get_args(Initial))
+        self.huber_delta = checked_number("huber_delta", huber_delta, above=0)
+        self.tau = checked_number("tau", tau, above=0)
+        self.save_hyperparameters()
         self.is_linear = network is None
         self.network = network if network is not None else nn.Linear(num_features, 1)
         self._started = False
@@ -127,18 +106,12 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
                 nn.init.zeros_(parameter)
         self.add_dual(_ANCHOR, 1, dual)
         self.register_buffer("anchor", torch.zeros(1, dtype=torch.int64), persistent=False)
-        self.stage_metrics = nn.ModuleDict(
-            {
-                stage: nn.ModuleDict(
-                    {
-                        "entropic_risk": EntropicRisk(self.tau),
-                        "rmse": MeanSquaredError(squared=False),
-                        "worst_loss": MaxMetric(),
-                    }
-                )
-                for stage in ("val", "test")
-            }
-        )
+        metrics = {
+            "entropic_risk": EntropicRisk(self.tau),
+            "rmse": MeanSquaredError(squared=False),
+            "worst_loss": MaxMetric(),
+        }
+        self.add_metrics(metrics, prog_bar=["entropic_risk"])
         self._log_total: Tensor | None = None
 
     def forward(self, features: Tensor) -> Tensor:
@@ -224,24 +197,13 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         self.log_loss(loss)
         return loss
 
-    def _evaluate(self, stage: str, batch: Batch) -> None:
+    def evaluation_step(self, stage: str, batch: Batch) -> None:
+        """Objective, RMSE and worst loss over the rows of validation or test."""
         features, target, _ = three_parts(batch, "features, target")
         prediction = self(features)
         losses = self.losses(prediction, target)
-        metrics = cast(Any, self.stage_metrics[stage])
-        metrics["entropic_risk"].update(losses)
-        metrics["rmse"].update(prediction.to(losses.dtype), target.to(losses.dtype))
-        metrics["worst_loss"].update(losses)
-        for name, metric in metrics.items():
-            self.log(f"{stage}/{name}", metric, on_epoch=True, prog_bar=name == "entropic_risk")
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Objective, RMSE and worst loss over the validation rows."""
-        self._evaluate("val", batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Objective, RMSE and worst loss over the test rows."""
-        self._evaluate("test", batch)
+        kind = losses.dtype
+        self.log_metrics(stage, losses=losses, value=losses, preds=prediction.to(kind), target=target.to(kind))
 
     def on_predict_epoch_start(self) -> None:
         """Sum exp(loss/τ) over all rows that are predicted first: a worst-case weight is relative to all of them."""
@@ -280,20 +242,6 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         log_weights = losses.double() / self.tau
         log_total = torch.logsumexp(log_weights, dim=0) if self._log_total is None else self._log_total
         return {"index": index, "prediction": prediction, "loss": losses, "weight": torch.exp(log_weights - log_total)}
-
-    # ---------------------------------------------------------------- optimiser
-
-    def configure_optimizers(self) -> Any:
-        """SGD with momentum, or the optimiser given, with the learning-rate schedule."""
-        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        check_trains(parameters, "give a network that is not frozen")
-        if self.optimizer is not None:
-            optimizer = self.optimizer(parameters)
-        else:
-            optimizer = torch.optim.SGD(
-                parameters, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
-            )
-        return scheduled_optimizer(self.trainer, optimizer, self.lr_schedule)
 
 
 def _again(loader: Any) -> Any:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any, cast
 
-import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import GradClipAlgorithmType, rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.functional import softplus
+from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 
 from scent_lightning import distributed
@@ -19,12 +19,15 @@ from scent_lightning.duals import DenseScores, DualUpdate, DualVariable, DualVar
 from scent_lightning.duals.table import Placement
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
+from scent_lightning.metrics import TopKAccuracy
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Negatives
 from scent_lightning.optim import RowSparseSGD, average_sparse_gradient, clip_gradients
 from scent_lightning.private_api import keep_from_ddp, trainer_of
 from scent_lightning.random_state import seed_of
+from scent_lightning.tasks.base import BaseTask
 from scent_lightning.tasks.batches import check_range, class_numbers, three_parts
-from scent_lightning.tasks.training import LearningRateSchedule, TrainLossMixin, check_optimization, scheduled_optimizer
+from scent_lightning.tasks.training import LearningRateSchedule
+from scent_lightning.validation import checked_integer
 
 __all__ = ["ExtremeClassificationTask"]
 
@@ -33,7 +36,7 @@ _ANCHOR = "nu"
 _PLACEHOLDER = "ddp_placeholder.0"
 
 
-class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
+class ExtremeClassificationTask(BaseTask):
     r"""Softmax classification over up to millions of classes, at a cost a step that does not grow with them.
 
     .. math:: \min_W \frac{1}{n} \sum_i \log \frac{1}{K - 1} \sum_{k \neq y_i} \exp h_i^\top (w_k - w_{y_i})
@@ -109,30 +112,17 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
         class_chunk: int = 16384,
         dual_placement: Placement = "module",
     ) -> None:
-        super().__init__()
-        for name, value in (("top_k", top_k), ("class_chunk", class_chunk)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} must be a positive integer, got {value!r}")
-        check_optimization(lr, momentum, weight_decay, lr_schedule)
-        unsaved = [name for name, value in (("backbone", backbone), ("optimizer", optimizer)) if value is not None]
-        self.save_hyperparameters(ignore=unsaved)
-        self.lr = lr
-        self.momentum = momentum
-        self.weight_decay = weight_decay
-        self.optimizer = optimizer
-        self.lr_schedule = lr_schedule
-        self.class_chunk = class_chunk
+        super().__init__(lr, momentum, weight_decay, optimizer=optimizer, lr_schedule=lr_schedule)
+        checked_integer("top_k", top_k)
+        self.class_chunk: int = checked_integer("class_chunk", class_chunk)
+        self.save_hyperparameters()
         self.backbone = backbone
         self.head = ClassSampledLinear(num_features, num_classes, negatives, num_negatives, normalize, scale)
         self.top_k = min(top_k, num_classes)
         self.add_dual(_ANCHOR, num_anchors, dual, placement=dual_placement)
         self.skipped_batches = 0
-        self.stage_metrics = nn.ModuleDict(
-            {
-                stage: nn.ModuleDict({name: MeanMetric() for name in ("cross_entropy", "top1", "top5")})
-                for stage in ("val", "test")
-            }
-        )
+        metrics = {"cross_entropy": MeanMetric(), "top1": TopKAccuracy(1), "top5": TopKAccuracy(5)}
+        self.add_metrics(metrics, prog_bar=["cross_entropy", "top1"])
         # The last of the parameters: averages of the weights pair those of two copies by their order.
         self.ddp_placeholder = nn.ParameterList()
 
@@ -294,23 +284,11 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
             rank += (others & ((logits > own) | (earlier & (logits == own)))).sum(dim=1)
         return total - own.squeeze(1), rank
 
-    def _evaluate(self, stage: str, batch: Batch) -> None:
+    def evaluation_step(self, stage: str, batch: Batch) -> None:
+        """Exact cross-entropy, top-1 and top-5 accuracy over the rows of validation or test."""
         inputs, labels, _ = three_parts(batch, "inputs, labels")
         cross_entropy, rank = self.exact_cross_entropy(self(inputs), labels)
-        metrics = cast(Any, self.stage_metrics[stage])
-        metrics["cross_entropy"].update(cross_entropy)
-        metrics["top1"].update((rank < 1).float())
-        metrics["top5"].update((rank < 5).float())
-        for name, metric in metrics.items():
-            self.log(f"{stage}/{name}", metric, on_epoch=True, prog_bar=name != "top5")
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Exact cross-entropy, top-1 and top-5 accuracy over the validation rows."""
-        self._evaluate("val", batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Exact cross-entropy, top-1 and top-5 accuracy over the test rows."""
-        self._evaluate("test", batch)
+        self.log_metrics(stage, value=cross_entropy, ranks=rank)
 
     def predict_step(self, batch: tuple[Tensor, Tensor | None, Tensor], batch_idx: int) -> dict[str, Tensor]:
         """The most probable classes.
@@ -338,16 +316,19 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
 
     # ---------------------------------------------------------------- optimiser
 
-    def configure_optimizers(self) -> Any:
-        """Row-sparse SGD, or the optimiser given, with the learning-rate schedule."""
-        parameters = [p for name, p in self.named_parameters() if p.requires_grad and name != _PLACEHOLDER]
-        if self.optimizer is not None:
-            optimizer = self.optimizer(parameters)
-            if self.head.negatives != "all":
-                _check_takes_sparse_gradients(optimizer)
-        else:
-            optimizer = RowSparseSGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        return scheduled_optimizer(self.trainer, optimizer, self.lr_schedule)
+    def trained_parameters(self) -> list[Any]:
+        """All that require a gradient, but for what only DDP needs."""
+        return [p for name, p in self.named_parameters() if p.requires_grad and name != _PLACEHOLDER]
+
+    def configure_optimizer(self, parameters: list[Any]) -> Optimizer:
+        """Row-sparse SGD; called where the argument ``optimizer`` is None."""
+        return RowSparseSGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+    def configure_schedule(self, optimizer: Optimizer) -> Any:
+        """The learning-rate schedule, of an optimiser that can train the class weights."""
+        if self.head.negatives != "all":
+            _check_takes_sparse_gradients(optimizer)
+        return super().configure_schedule(optimizer)
 
     def configure_gradient_clipping(
         self,
@@ -362,7 +343,7 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
             clip_gradients(parameters, gradient_clip_val, by=algorithm.value)
 
 
-def _check_takes_sparse_gradients(optimizer: torch.optim.Optimizer) -> None:
+def _check_takes_sparse_gradients(optimizer: Optimizer) -> None:
     """Raise InputError for torch's own optimisers of dense gradients; of another class only its author knows."""
     if not type(optimizer).__module__.startswith("torch.optim"):
         return

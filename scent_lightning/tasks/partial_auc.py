@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torchmetrics import Metric, MetricCollection
 
 from scent_lightning import distributed
 from scent_lightning.checkpoint import read_plain
-from scent_lightning.duals import DualUpdate, DualVariableMixin
+from scent_lightning.duals import DualUpdate
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32, check_surrogate, pairwise_scores
 from scent_lightning.metrics import OneWayPartialAUC, PartialAUCObjective, TwoWayPartialAUC
-from scent_lightning.metrics.entropic_risk import check_tau
+from scent_lightning.modules.classifiers import binary_classifier, last_linear
+from scent_lightning.tasks.base import BaseTask
 from scent_lightning.tasks.batches import binary_labels, check_range, check_rows, three_parts
-from scent_lightning.tasks.training import (
-    LearningRateSchedule,
-    TrainLossMixin,
-    check_optimization,
-    check_trains,
-    scheduled_optimizer,
-)
+from scent_lightning.tasks.training import LearningRateSchedule
+from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
 __all__ = ["PartialAUCTask"]
 
@@ -39,7 +34,7 @@ _ANCHOR = "nu"
 _BINARY = "0 (negative) or 1 (positive)"
 
 
-class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
+class PartialAUCTask(BaseTask):
     r"""Binary classification that maximises the left end of the ROC curve, for few positives among many negatives.
 
     .. math:: \min_w \frac{1}{n_+} \sum_{i \in S_+} \tau \log \frac{1}{n_-} \sum_{j \in S_-}
@@ -104,6 +99,7 @@ class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
     """
 
     network: nn.Module
+    way_to_train = "give a network whose last linear layer is not frozen"
 
     def __init__(
         self,
@@ -128,42 +124,28 @@ class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         optimizer: OptimizerCallable | None = None,
         lr_schedule: LearningRateSchedule = "cosine",
     ) -> None:
-        super().__init__()
-        for name, value, kinds in (("loss", loss, Loss), ("score", score, Score)):
-            if value not in get_args(kinds):
-                raise InputError(f"{name} must be one of {', '.join(get_args(kinds))}, got {value!r}")
+        super().__init__(lr, momentum, weight_decay, optimizer=optimizer, lr_schedule=lr_schedule)
+        self.loss = checked_choice("loss", loss, get_args(Loss))
+        self.score = checked_choice("score", score, get_args(Score))
+        self.tau = checked_number("tau", tau, above=0)
         check_surrogate(surrogate, margin)
-        check_optimization(lr, momentum, weight_decay, lr_schedule)
         if network is not None and torchvision_model is not None:
             raise InputError("network and torchvision_model exclude each other, got both")
         if torchvision_weights is not None and torchvision_model is None:
             raise InputError(f"torchvision_weights {torchvision_weights!r} needs a torchvision_model")
-        unsaved = [name for name, value in (("network", network), ("optimizer", optimizer)) if value is not None]
-        self.save_hyperparameters(ignore=unsaved)
-        self.loss = loss
-        self.tau = check_tau(tau)
+        self.save_hyperparameters()
         self.surrogate = surrogate
         self.margin = margin
-        self.score = score
         self.backbone_checkpoint = backbone_checkpoint
         self.freeze_backbone = freeze_backbone
-        self.lr = lr
-        self.momentum = momentum
-        self.weight_decay = weight_decay
-        self.optimizer = optimizer
-        self.lr_schedule = lr_schedule
         if torchvision_model is not None:
-            network = _torchvision_network(torchvision_model, torchvision_weights)
+            network = binary_classifier(torchvision_model, torchvision_weights)
         if network is None:
-            if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
-                raise InputError(
-                    f"num_features must be a positive integer for a linear head, got {num_features!r}; for images give "
-                    "network or torchvision_model"
-                )
-            network = nn.Linear(num_features, 1)
+            checked_integer("num_features", num_features, hint="; for images give network or torchvision_model")
+            network = nn.Linear(cast(int, num_features), 1)
         self.network = network
         self._started = False
-        self._classifier = _last_linear(network)
+        self._classifier = last_linear(network)
         if (backbone_checkpoint is not None or freeze_backbone) and not self._classifier:
             argument = "freeze_backbone" if freeze_backbone else "backbone_checkpoint"
             found = "is a linear layer itself" if self._classifier == "" else "has no linear layer"
@@ -172,19 +154,16 @@ class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
             for name, parameter in network.named_parameters():
                 parameter.requires_grad_(self._in_classifier(name))
         self.add_dual(_ANCHOR, num_anchors, dual)
-        self.stage_metrics = nn.ModuleDict(
-            {
-                stage: nn.ModuleDict(
-                    {
-                        "objective": PartialAUCObjective(self.tau, surrogate, margin),
-                        "partial_auc": OneWayPartialAUC(max_fpr),
-                        "partial_auc_standardized": OneWayPartialAUC(max_fpr, standardized=True),
-                        "two_way_partial_auc": TwoWayPartialAUC(min_tpr, max_fpr),
-                        "auroc": OneWayPartialAUC(1.0),
-                    }
-                )
-                for stage in ("val", "test")
-            }
+        metrics: dict[str, Metric | MetricCollection] = {
+            "objective": PartialAUCObjective(self.tau, surrogate, margin),
+            "partial_auc": OneWayPartialAUC(max_fpr),
+            "partial_auc_standardized": OneWayPartialAUC(max_fpr, standardized=True),
+            "two_way_partial_auc": TwoWayPartialAUC(min_tpr, max_fpr),
+            "auroc": OneWayPartialAUC(1.0),
+        }
+        # One group: all look at the same scores, which are kept once.
+        self.add_metrics(
+            MetricCollection(metrics, compute_groups=[list(metrics)]), prog_bar=["objective", "partial_auc"]
         )
         self.train(self.training)
 
@@ -282,26 +261,17 @@ class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         self.log_loss(loss)
         return loss
 
-    def _evaluate(self, stage: str, batch: Batch) -> dict[str, Tensor]:
-        inputs, labels, index = three_parts(batch, "inputs, labels")
-        scores = self.scores(self(inputs))
-        labels = binary_labels(labels, len(scores))
-        for name, metric in cast(Any, self.stage_metrics[stage]).items():
-            metric.update(scores, labels)
-            self.log(f"{stage}/{name}", metric, on_epoch=True, prog_bar=name in ("objective", "partial_auc"))
-        return {"index": index, "score": scores, "label": labels}
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Objective and areas under the ROC curve over the validation rows.
+    def evaluation_step(self, stage: str, batch: Batch) -> dict[str, Tensor]:
+        """Objective and areas under the ROC curve over the rows of validation or test.
 
         Returns:
             ``index``, ``score`` and ``label`` of each row, shape ``(B,)`` each, for callbacks.
         """
-        return self._evaluate("val", batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Objective and areas under the ROC curve over the test rows; returns what the validation step does."""
-        return self._evaluate("test", batch)
+        inputs, labels, index = three_parts(batch, "inputs, labels")
+        scores = self.scores(self(inputs))
+        labels = binary_labels(labels, len(scores))
+        self.log_metrics(stage, scores=scores, labels=labels)
+        return {"index": index, "score": scores, "label": labels}
 
     def predict_step(self, batch: tuple[Tensor, Tensor | None, Tensor], batch_idx: int) -> dict[str, Tensor]:
         """Score a batch.
@@ -312,18 +282,6 @@ class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         inputs, labels, index = batch
         found = {"index": index, "score": self.scores(self(inputs))}
         return found if labels is None else {**found, "label": labels}
-
-    # ---------------------------------------------------------------- optimiser
-
-    def configure_optimizers(self) -> Any:
-        """SGD, or the optimiser given, on what is not frozen, with the learning-rate schedule."""
-        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        check_trains(parameters, "give a network whose last linear layer is not frozen")
-        if self.optimizer is not None:
-            optimizer = self.optimizer(parameters)
-        else:
-            optimizer = torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        return scheduled_optimizer(self.trainer, optimizer, self.lr_schedule)
 
 
 def _classes(labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -339,32 +297,6 @@ def _classes(labels: Tensor) -> tuple[Tensor, Tensor]:
             "classes into every batch"
         )
     return positives, negatives
-
-
-def _last_linear(network: nn.Module) -> str | None:
-    """Name of the network's last linear layer ("" if it is the network itself), or None."""
-    names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    return names[-1] if names else None
-
-
-def _torchvision_network(name: str, weights: str | None) -> nn.Module:
-    from torchvision.models import get_model, list_models
-
-    known = [model for model in list_models() if "/" not in model]
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=5) or known[:5]
-        raise InputError(f"torchvision_model {name!r} is not known; known are {', '.join(near)}, …")
-    try:
-        network: nn.Module = get_model(name, weights=weights)
-    except (KeyError, ValueError) as error:
-        raise InputError(f"torchvision_weights {weights!r} are not known for {name}") from error
-    classifier = _last_linear(network)
-    if not classifier:
-        raise InputError(f"torchvision_model {name!r} does not end in a linear layer, which would be its classifier")
-    parent, _, last = classifier.rpartition(".")
-    width = cast(nn.Linear, network.get_submodule(classifier)).in_features
-    setattr(network.get_submodule(parent), last, nn.Linear(width, 1))
-    return network
 
 
 def _state_of(path: str) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -14,19 +14,11 @@ from torch.optim import Optimizer
 
 from scent_lightning.compiling import outside_graphs
 from scent_lightning.errors import InputError
-from scent_lightning.optim import check_sgd
 from scent_lightning.private_api import trainer_of
 from scent_lightning.progress import ProgressLR, run_progress
 
 LearningRateSchedule = Literal["cosine", "constant", "step"]
 _KEY = "scent_lightning_train_loss"
-
-
-def check_optimization(lr: float, momentum: float, weight_decay: float, lr_schedule: str) -> None:
-    """Raise InputError for a setting of SGD or of its schedule that is out of range."""
-    check_sgd(lr, momentum, weight_decay)
-    if lr_schedule not in get_args(LearningRateSchedule):
-        raise InputError(f"lr_schedule must be one of {', '.join(get_args(LearningRateSchedule))}, got {lr_schedule!r}")
 
 
 def check_trains(parameters: Iterable[Any], way_out: str) -> None:

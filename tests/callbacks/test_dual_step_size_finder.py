@@ -154,9 +154,9 @@ def test_the_figure(tmp_path):
 
 def test_errors(tmp_path):
     for arguments, message in (
-        ({"fraction": 0.0}, "fraction must be in \\(0, 1\\], got 0.0"),
-        ({"fraction": "half"}, "fraction must be in \\(0, 1\\], got 'half'"),
-        ({"num_steps": 0}, "num_steps must be None or a positive integer, got 0"),
+        ({"fraction": 0.0}, "fraction must be a finite number above 0 and at most 1, got 0.0"),
+        ({"fraction": "half"}, "fraction must be a finite number above 0 and at most 1, got 'half'"),
+        ({"num_steps": 0}, "num_steps must be None or an integer of at least 1, got 0"),
     ):
         with pytest.raises(InputError, match=message):
             DualStepSizeFinder(**arguments)

@@ -237,11 +237,11 @@ def test_two_processes_make_one_picture(tmp_path):
 
 @pytest.mark.parametrize("value", [0, 1.5, math.nan, "0.3"])
 def test_bad_max_fpr(value):
-    with pytest.raises(InputError, match="max_fpr must be a number above 0 and at most 1"):
+    with pytest.raises(InputError, match="max_fpr must be a finite number above 0 and at most 1"):
         ROCCurve(max_fpr=value)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_bad_every_n_epochs(value):
-    with pytest.raises(InputError, match="every_n_epochs must be a whole number of at least 1"):
+    with pytest.raises(InputError, match="every_n_epochs must be an integer of at least 1"):
         ROCCurve(every_n_epochs=value)

@@ -316,9 +316,9 @@ def test_command_line(table, folder, tmp_path):
         ({"templates": ["a {} of {}"]}, r"got 'a \{\} of \{\}'"),
         ({"templates": [3]}, "got 3"),
         ({"templates": []}, r"templates must be .*, at least one, got \[\]"),
-        ({"every_n_epochs": 0}, "every_n_epochs must be a whole number of at least 1, got 0"),
-        ({"batch_size": True}, "batch_size must be a whole number of at least 1, got True"),
-        ({"num_workers": -1}, "num_workers must be a whole number of at least 0, got -1"),
+        ({"every_n_epochs": 0}, "every_n_epochs must be an integer of at least 1, got 0"),
+        ({"batch_size": True}, "batch_size must be an integer of at least 1, got True"),
+        ({"num_workers": -1}, "num_workers must be an integer of at least 0, got -1"),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -71,8 +71,10 @@ def test_text_group():
 
 
 def test_errors():
-    with pytest.raises(InputError, match=r"ks must be positive integers, at least one, got \(0,\)"):
-        RetrievalRecall(ks=(0,))
+    with pytest.raises(InputError, match="each of ks must be an integer of at least 1, got 0"):
+        RetrievalRecall(ks=(5, 0))
+    with pytest.raises(InputError, match="ks must hold at least one k"):
+        RetrievalRecall(ks=())
     metric = RetrievalRecall()
     with pytest.raises(InputError, match=r"shape \(B, D\), got \(2, 3\) and \(3, 3\)"):
         metric.update(torch.zeros(2, 3), torch.zeros(3, 3))

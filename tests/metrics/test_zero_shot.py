@@ -39,7 +39,7 @@ def test_nothing_is_not_a_number():
 
 
 def test_bad_input():
-    with pytest.raises(InputError, match="num_classes must be a whole number of at least 2, got 1"):
+    with pytest.raises(InputError, match="num_classes must be an integer of at least 2, got 1"):
         ZeroShotAccuracy(1)
     with pytest.raises(InputError, match=r"must have shapes \(B, 3\) and \(B,\), got \(4, 2\) and \(4,\)"):
         ZeroShotAccuracy(3).update(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))

@@ -23,8 +23,8 @@ def test_sizes():
     ("arguments", "message"),
     [
         ({"depth": 20}, "depth must be one of 18, 34, got 20"),
-        ({"width": 0}, "width must be a positive integer, got 0"),
-        ({"num_outputs": 1.0}, "num_outputs must be a positive integer, got 1.0"),
+        ({"width": 0}, "width must be an integer of at least 1, got 0"),
+        ({"num_outputs": 1.0}, "num_outputs must be an integer of at least 1, got 1.0"),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -318,9 +318,9 @@ def test_two_processes_hold_the_same_weights_and_table(backbone):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lr": 0.0}, "lr must be above 0"),
-        ({"top_k": 0}, "top_k must be a positive integer, got 0"),
-        ({"class_chunk": 0}, "class_chunk must be a positive integer"),
+        ({"lr": 0.0}, "lr must be a finite number above 0"),
+        ({"top_k": 0}, "top_k must be an integer of at least 1, got 0"),
+        ({"class_chunk": 0}, "class_chunk must be an integer of at least 1"),
         ({"lr_schedule": "linear"}, "lr_schedule must be one of"),
         ({"negatives": "few"}, "negatives must be one of"),
         ({"dual_placement": "disk"}, "placement of dual variable 'nu'"),

@@ -381,7 +381,10 @@ def test_network_of_another_shape():
         ({"surrogate": "exponential"}, "surrogate must be one of squared_hinge, squared, hinge, logistic"),
         ({"score": "softmax"}, "score must be one of sigmoid, raw, got 'softmax'"),
         ({"loss": "auc"}, "loss must be one of partial_auc, cross_entropy, got 'auc'"),
-        ({"num_features": None}, "num_features must be a positive integer for a linear head, got None"),
+        (
+            {"num_features": None},
+            "num_features must be an integer of at least 1, got None; for images give",
+        ),
         ({"freeze_backbone": True}, "freeze_backbone needs a network whose last linear layer"),
         ({"network": nn.Conv2d(3, 1, 8), "backbone_checkpoint": "x"}, "backbone_checkpoint needs .* has no linear"),
         ({"torchvision_model": "resnet19"}, "torchvision_model 'resnet19' is not known; known are resnet18"),
@@ -392,7 +395,7 @@ def test_network_of_another_shape():
         ({"max_fpr": 1.5}, "max_fpr must be"),
         ({"min_tpr": 1.0}, "min_tpr must be"),
         ({"lr_schedule": "linear"}, "lr_schedule must be one of cosine, constant, step"),
-        ({"momentum": 1.0}, "momentum must be in"),
+        ({"momentum": 1.0}, "momentum must be a finite number of at least 0 and below 1"),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -1,0 +1,215 @@
+"""What every task is made of."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, cast, get_args
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import Metric, MetricCollection
+
+from scent_lightning.duals import DualVariableMixin
+from scent_lightning.optim import check_sgd
+from scent_lightning.tasks.batches import three_parts
+from scent_lightning.tasks.training import LearningRateSchedule, TrainLossMixin, check_trains, scheduled_optimizer
+from scent_lightning.validation import checked_choice
+
+__all__ = ["BaseTask"]
+
+
+class BaseTask(TrainLossMixin, DualVariableMixin):
+    """A task of one's own: say how a batch becomes scores, and the rest is here.
+
+    A subclass builds its network in ``__init__``, calls :meth:`add_dual` and :meth:`add_metrics` there, and has
+
+    * ``training_step(batch, batch_idx)``, which gives :meth:`entropic_risk` the scores and :meth:`log_loss` the loss;
+    * :meth:`evaluation_step`, which gives :meth:`log_metrics` what they take, for validation and test;
+    * :meth:`predict_step`, where the network's output is not the prediction.
+
+    It may replace :meth:`configure_optimizer` and :meth:`configure_schedule`. An argument of its ``__init__`` that is a
+    size, such as ``num_anchors``, the command line takes from the data module. Logs ``train/loss``, and the metrics as
+    ``val/…`` and ``test/…``.
+
+    Args:
+        lr: learning rate of SGD, above 0.
+        momentum: momentum of SGD, in [0, 1).
+        weight_decay: L2 penalty of SGD, at least 0.
+        nesterov: Nesterov's form of the momentum; without momentum of no effect.
+        optimizer: another optimiser by class path, with its own settings; replaces the four above.
+        lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
+
+    Raises:
+        InputError: an argument out of its range.
+
+    Example:
+        >>> import torch
+        >>> from torchmetrics.classification import MulticlassAccuracy
+        >>> from scent_lightning.duals import SCENT
+        >>> class Softmax(BaseTask):
+        ...     def __init__(self, num_features, num_classes, num_anchors, dual, lr=0.1):
+        ...         super().__init__(lr=lr)
+        ...         self.save_hyperparameters()
+        ...         self.linear = torch.nn.Linear(num_features, num_classes)
+        ...         self.add_dual("nu", num_anchors, dual)
+        ...         self.add_metrics({"top1": MulticlassAccuracy(num_classes)}, prog_bar=["top1"])
+        ...     def forward(self, inputs):
+        ...         return self.linear(inputs)
+        ...     def training_step(self, batch, batch_idx):
+        ...         inputs, labels, index = batch
+        ...         logits = self(inputs)
+        ...         loss = self.entropic_risk("nu", logits - logits.gather(1, labels[:, None]), index)
+        ...         self.log_loss(loss)
+        ...         return loss
+        ...     def evaluation_step(self, stage, batch):
+        ...         inputs, labels, _ = batch
+        ...         self.log_metrics(stage, preds=self(inputs), target=labels)
+        >>> task = Softmax(num_features=4, num_classes=3, num_anchors=8, dual=SCENT(log_alpha=0.0))
+        >>> loss = task.training_step((torch.randn(2, 4), torch.tensor([0, 2]), torch.tensor([5, 1])), 0)
+        >>> task.duals["nu"].visited.nonzero().flatten().tolist()
+        [1, 5]
+    """
+
+    #: What would change it, where no parameter is left to train: the end of the error's sentence.
+    way_to_train = "give a network that is not frozen"
+
+    def __init__(
+        self,
+        lr: float = 0.1,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        optimizer: OptimizerCallable | None = None,
+        lr_schedule: LearningRateSchedule = "cosine",
+    ) -> None:
+        super().__init__()
+        check_sgd(lr, momentum, weight_decay)
+        checked_choice("lr_schedule", lr_schedule, get_args(LearningRateSchedule))
+        self.lr = lr
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.nesterov = nesterov and momentum > 0
+        self.optimizer = optimizer
+        self.lr_schedule = lr_schedule
+
+    def save_hyperparameters(
+        self,
+        *args: Any,
+        ignore: Sequence[str] | str | None = None,
+        frame: types.FrameType | None = None,
+        logger: bool = True,
+    ) -> None:
+        """As the mixin's, but without networks and functions: ``load_from_checkpoint`` is to be given those again."""
+        if frame is None:
+            current = inspect.currentframe()
+            frame = current.f_back if current else None
+        objects = [name for name, value in _arguments(frame).items() if isinstance(value, nn.Module) or callable(value)]
+        ignored = [ignore] if isinstance(ignore, str) else list(ignore or ())
+        super().save_hyperparameters(*args, ignore=[*ignored, *objects], frame=frame, logger=logger)
+
+    # ---------------------------------------------------------------- metrics
+
+    def add_metrics(self, metrics: Mapping[str, Metric] | MetricCollection, prog_bar: Collection[str] = ()) -> None:
+        """Set the metrics of validation and test, each of which has copies of its own; in ``__init__``.
+
+        Args:
+            metrics: by name; each gives one number. In a mapping each has a state of its own; a
+                :class:`torchmetrics.MetricCollection` whose ``compute_groups`` say so keeps one for several. Its
+                automatic groups, which are those that are equal after the first batch, suit only metrics of one kind.
+            prog_bar: names of those that the progress bar shows.
+        """
+        if not isinstance(metrics, MetricCollection):
+            metrics = MetricCollection(dict(metrics), compute_groups=False)
+        self.stage_metrics = nn.ModuleDict({stage: metrics.clone(prefix=f"{stage}/") for stage in ("val", "test")})
+        self._in_prog_bar = {f"{stage}/{name}" for stage in self.stage_metrics for name in prog_bar}
+
+    def log_metrics(self, stage: str, **values: Any) -> None:
+        """Give the metrics of a stage a batch, and have them logged at its end.
+
+        Args:
+            stage: "val" or "test".
+            **values: by the names that the metrics' ``update`` has for them; each takes those that it knows.
+        """
+        metrics = cast(MetricCollection, self.stage_metrics[stage])
+        metrics.update(**values)
+        for name, metric in metrics.items(copy_state=False):
+            self.log(name, metric, on_epoch=True, prog_bar=name in self._in_prog_bar)
+
+    # ---------------------------------------------------------------- steps
+
+    def evaluation_step(self, stage: str, batch: Any) -> Any:
+        """Evaluate a batch of validation or test.
+
+        Args:
+            stage: "val" or "test".
+            batch: what the data module yields.
+
+        Returns:
+            What callbacks are to see of the batch; None for nothing.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no evaluation_step, which validation and test need")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """The evaluation step of a batch of validation."""
+        return self.evaluation_step("val", batch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        """The evaluation step of a batch of test."""
+        return self.evaluation_step("test", batch)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Predict a batch of (inputs, target, index).
+
+        Returns:
+            ``index`` (the row), shape ``(B,)``, and ``prediction``, the network's output for each.
+        """
+        inputs, _, index = three_parts(batch, "inputs, target")
+        return {"index": index, "prediction": self(inputs)}
+
+    # ---------------------------------------------------------------- optimiser
+
+    def trained_parameters(self) -> list[Any]:
+        """Parameters, or groups of them, for the optimiser: all that require a gradient."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    def configure_optimizer(self, parameters: list[Any]) -> Optimizer:
+        """SGD; called where the argument ``optimizer`` is None.
+
+        Args:
+            parameters: those of :meth:`trained_parameters`.
+        """
+        return torch.optim.SGD(
+            parameters, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
+        )
+
+    def configure_schedule(self, optimizer: Optimizer) -> Any:
+        """What ``configure_optimizers`` returns: the optimiser with its learning-rate schedule.
+
+        Args:
+            optimizer: the one of this run.
+        """
+        return scheduled_optimizer(self.trainer, optimizer, self.lr_schedule)
+
+    def configure_optimizers(self) -> Any:
+        """SGD, or the optimiser given, on what is not frozen, with the learning-rate schedule.
+
+        Raises:
+            InputError: nothing is left to train, or the schedule needs the length of an endless run.
+        """
+        parameters = self.trained_parameters()
+        check_trains(parameters, self.way_to_train)
+        make: Callable[[list[Any]], Optimizer] = self.optimizer or self.configure_optimizer
+        return self.configure_schedule(make(parameters))
+
+
+def _arguments(frame: types.FrameType | None) -> dict[str, Any]:
+    """What the function of a frame was called with, by name."""
+    if frame is None:
+        return {}
+    names, _, keywords, values = inspect.getargvalues(frame)
+    more: dict[str, Any] = values[keywords] if keywords else {}
+    return {**{name: values[name] for name in names}, **more}
