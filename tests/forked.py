@@ -7,8 +7,10 @@ import multiprocessing
 import os
 import resource
 import runpy
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -87,6 +89,12 @@ class Forked:
     def kill(self) -> None:
         self._process.kill()
 
+    def stop(self) -> None:
+        """SIGSTOP, and wait until it has stopped or ended; SIGCONT lets it go on."""
+        os.kill(self.pid, signal.SIGSTOP)
+        while self.returncode is None and Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2][1] != "T":
+            time.sleep(0.0005)
+
     def wait(self, timeout: float = LIMIT_S) -> int:
         self._process.join(timeout)
         if self.returncode is None:
@@ -127,6 +135,15 @@ def _module(name: str) -> None:
 def start_module(folder: Path, name: str, *arguments, **environment) -> Forked:
     """``python -m name`` with these arguments."""
     return Forked(partial(_module, name), [name, *map(str, arguments)], folder, environment)
+
+
+def _code(text: str) -> None:
+    exec(compile(text, "<code>", "exec"), {"__name__": "__main__"})
+
+
+def start_code(folder: Path, text: str, *arguments) -> Forked:
+    """``python -c text`` with these arguments."""
+    return Forked(partial(_code, text), ["-c", *map(str, arguments)], folder)
 
 
 def finished(process: Forked, check: bool = True, timeout: float = LIMIT_S) -> subprocess.CompletedProcess:
