@@ -117,7 +117,18 @@ def unpack(archive, folder):
 WORLD = 2
 
 # Processes are forked from one that has imported all this and has no threads: importing it takes seconds.
-multiprocessing.set_forkserver_preload(["lightning.pytorch.cli", "open_clip", "scent_lightning.cli", "tests.settings"])
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(
+    [
+        "lightning.pytorch.cli",
+        "open_clip",
+        "pytest",
+        "scent_lightning.cli",
+        "scipy.optimize",
+        "torch.utils.tensorboard",
+        "tests.settings",
+    ]
+)
 
 
 def _start(work, arguments, processes):

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 import warnings
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -57,8 +58,8 @@ def fit(setting, data_folder: Path, run: Path, kill: Kill | None) -> None:
     trainer.save_checkpoint(run / "end.ckpt")
 
 
-def in_a_fork(work) -> int:
-    """Exit status of ``work()`` in a process of its own; all processes that it started have to end with it."""
+def in_a_fork(work, groups: list[int]) -> int:
+    """Exit status of ``work()`` in a process of its own, whose group is added to ``groups``."""
     process = os.fork()
     if process == 0:
         try:
@@ -70,14 +71,19 @@ def in_a_fork(work) -> int:
             traceback.print_exc()
             os._exit(1)
     _, status = os.waitpid(process, 0)
+    groups.append(process)
+    return status
+
+
+def wait_for_the_end_of(groups: list[int]) -> None:
+    """Loader processes look every five seconds whether their run still lives; none may be left behind."""
     deadline = time.monotonic() + 30
-    while True:
-        try:
-            os.killpg(process, 0)
-        except ProcessLookupError:
-            return status
-        assert time.monotonic() < deadline, "a process was left behind"
-        time.sleep(0.05)
+    for group in groups:
+        with suppress(ProcessLookupError):
+            while True:
+                os.killpg(group, 0)
+                assert time.monotonic() < deadline, "a process was left behind"
+                time.sleep(0.05)
 
 
 def differences(first, second, place="") -> list[str]:
@@ -109,7 +115,8 @@ def main(name: str, folder: Path, kills: int) -> None:
     data = folder / "data"
     data.mkdir()
     setting = SETTINGS[name]
-    assert in_a_fork(partial(fit, setting, data, folder / "whole", None)) == 0
+    groups: list[int] = []
+    assert in_a_fork(partial(fit, setting, data, folder / "whole", None), groups) == 0
     expected = end_of(folder / "whole")
     steps = expected["global_step"]
     choice = random.Random(name)
@@ -117,10 +124,11 @@ def main(name: str, folder: Path, kills: int) -> None:
     for step in sorted(choice.randrange(1, steps) for _ in range(kills)):
         kill = Kill(step, choice.choice(HOOKS))
         resumed = (run / "last.ckpt").exists()
-        status = in_a_fork(partial(fit, setting, data, run, kill))
+        status = in_a_fork(partial(fit, setting, data, run, kill), groups)
         assert os.WIFSIGNALED(status), f"it was to be killed, it ended with {status}"
         print(f"{'resumed' if resumed else 'begun'}, killed at {kill.hook} of step {step} of {steps}", flush=True)
-    assert in_a_fork(partial(fit, setting, data, run, None)) == 0
+    assert in_a_fork(partial(fit, setting, data, run, None), groups) == 0
+    wait_for_the_end_of(groups)
     found = differences(expected, end_of(run))
     assert not found, f"it ended otherwise: {found}"
     print("the same end")

@@ -1,7 +1,5 @@
 """A checkpoint goes on under another number of processes, in another precision, with other data, in a later format."""
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from scent_lightning.data import FeatureDataModule, TabularRegressionDataModule
 from scent_lightning.duals import SOX
 from scent_lightning.errors import InputError
 from scent_lightning.tasks import DRORegressionTask, ExtremeClassificationTask
+from tests.forked import finished, start_command
 from tests.helpers import SoftmaxData, SoftmaxTask, ddp_trainer, quiet_trainer, under_trainers
 from tests.settings import SETTINGS, regression
 
@@ -130,20 +129,11 @@ def test_changed_data(way):
 @pytest.mark.slow
 def test_changed_data_on_the_command_line(tmp_path):
     config = Path(__file__).parent.parent / "configs" / "xc_synthetic.yaml"
-    common = [
-        sys.executable,
-        "-m",
-        "scent_lightning",
-        "fit",
-        "--config",
-        str(config),
-        "--trainer.limit_val_batches",
-        "0",
-    ]
+    common = ["--config", str(config), "--trainer.limit_val_batches", "0"]
     common += ["--trainer.limit_train_batches", "3", "--data.num_workers", "0"]
 
     def fit(*arguments):
-        return subprocess.run([*common, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        return finished(start_command(tmp_path, "fit", *common, *arguments), check=False)
 
     assert fit("--trainer.max_epochs", "1", "--data.rows", "1000").returncode == 0
     more = ["--trainer.max_epochs", "2", "--data.rows", "1200"]

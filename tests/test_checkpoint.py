@@ -6,8 +6,6 @@ import pickle
 import random
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from scent_lightning import checkpoint as module
 from scent_lightning.checkpoint import AtomicCheckpointIO
 from scent_lightning.errors import InputError
 from scent_lightning.random_state import random_state, restore_random_state
-from tests.conftest import ROOT
+from tests.forked import start_code
 from tests.helpers import SoftmaxData, SoftmaxTask, quiet_trainer
 
 IO = AtomicCheckpointIO()
@@ -133,7 +131,6 @@ KILLED = """
 import sys, torch
 from scent_lightning.checkpoint import AtomicCheckpointIO
 value = torch.full((20_000_000,), 2.0)
-print("ready", flush=True)
 while True:
     state = {"pytorch-lightning_version": "2.6", "state_dict": {"w": value}}
     AtomicCheckpointIO().save_checkpoint(state, sys.argv[1])
@@ -143,23 +140,20 @@ while True:
 def test_process_killed_while_it_writes(tmp_path):
     path = tmp_path / "a.ckpt"
     IO.save_checkpoint(state(1.0), path)
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], cwd=ROOT, stdout=subprocess.PIPE)
+    process = start_code(tmp_path, KILLED, path)
     try:
-        process.stdout.readline()
         deadline = time.time() + 60
         stopped = False
         while not stopped and time.time() < deadline:
             # Stopped, looked at, and let go on if it was not in the midst of a write.
             time.sleep(0.005)
-            process.send_signal(signal.SIGSTOP)
-            os.waitpid(process.pid, os.WUNTRACED)
+            process.stop()
             stopped = any(part.stat().st_size > 10_000_000 for part in parts(tmp_path))
             if not stopped:
-                process.send_signal(signal.SIGCONT)
+                os.kill(process.pid, signal.SIGCONT)
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()
     found = IO.load_checkpoint(path)["state_dict"]["w"]
     assert found.tolist() == [1.0] * 8 or (found.numel() == 20_000_000 and bool((found == 2.0).all()))
     (left,) = parts(tmp_path)

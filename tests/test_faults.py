@@ -1,13 +1,10 @@
 """Each fault that a long run meets, in a real run of the command line: one sentence and nothing corrupted."""
 
 import copy
-import functools
 import math
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from scent_lightning.callbacks import LastCheckpoint
 from scent_lightning.cli import main
 from scent_lightning.errors import DivergenceError, DualDivergenceError
 from tests.conftest import ROOT
+from tests.forked import Forked, start_command
 from tests.helpers import SoftmaxData, SoftmaxTask, quiet_trainer
 
 DRO = ["--config", str(ROOT / "configs" / "dro_diabetes.yaml"), "--trainer.enable_progress_bar", "false"]
@@ -34,18 +32,9 @@ XC = [
 ENDLESS = ["--trainer.max_epochs", "100000", "--trainer.logger", "false"]
 
 
-def start(folder, *arguments, limit=None) -> subprocess.Popen:
+def start(folder, *arguments, limit=None) -> Forked:
     """The command line in a process; ``limit`` is the most bytes that a file may have."""
-    sizes = None if limit is None else functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
-    return subprocess.Popen(
-        [sys.executable, "-m", "scent_lightning", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=sizes,
-    )
+    return start_command(folder, *arguments, largest_file=limit)
 
 
 def sentence(process, code=2) -> str:

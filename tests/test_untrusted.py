@@ -3,7 +3,6 @@
 import importlib
 import os
 import pickle
-import subprocess
 import sys
 from functools import partial
 
@@ -23,6 +22,7 @@ from scent_lightning.tasks import (
     PartialAUCTask,
 )
 from tests.conftest import ROOT
+from tests.forked import finished, start_script
 
 CONFIG = str(ROOT / "configs" / "dro_diabetes.yaml")
 RAN = "ran"
@@ -109,8 +109,8 @@ def test_load_from_checkpoint(tmp_path, kind, task):
 @pytest.mark.parametrize("kind", KINDS)
 def test_export_to_open_clip(tmp_path, kind):
     write(tmp_path / "a.ckpt", kind)
-    script = str(ROOT / "examples" / "export_open_clip.py")
-    done = subprocess.run([sys.executable, script, "a.ckpt", "b.pt"], capture_output=True, text=True, timeout=120)
+    script = ROOT / "examples" / "export_open_clip.py"
+    done = finished(start_script(tmp_path, script, "a.ckpt", "b.pt"), check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: checkpoint a.ckpt ")
     assert len(done.stderr.splitlines()) == 1

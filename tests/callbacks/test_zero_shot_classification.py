@@ -1,7 +1,5 @@
 """Zero-shot classification: the numbers, where and when they are logged, several processes, every bad input."""
 
-import os
-import subprocess
 import sys
 
 import lightning as L
@@ -21,7 +19,7 @@ from scent_lightning.data import ImageTextDataModule
 from scent_lightning.duals import BSGD
 from scent_lightning.errors import InputError
 from scent_lightning.tasks import CLIPTask
-from tests.conftest import ROOT
+from tests.forked import finished, start_command
 from tests.helpers import SoftmaxData, SoftmaxTask, ddp_trainer, quiet_trainer, under_two_trainers
 
 TOWER = {"layers": 1, "width": 16}
@@ -288,15 +286,7 @@ def test_command_line(table, folder, tmp_path):
     callback = "--trainer.callbacks+=scent_lightning.callbacks.ZeroShotClassification"
     arguments = [callback, "--trainer.callbacks.templates", '["a {}.", "{}"]']
     arguments += [callback, "--trainer.callbacks.path", str(folder), "--trainer.callbacks.templates", "simple"]
-    done = subprocess.run(
-        [sys.executable, "-m", "scent_lightning", "fit", "--config", "config.yaml", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    finished(start_command(tmp_path, "fit", "--config", "config.yaml", *arguments))
     events = EventAccumulator(str(tmp_path / "lightning_logs" / "version_0"))
     events.Reload()
     wanted = {f"val/{name}-zeroshot-val-{result}" for name in ("colour", "paints") for result in RESULTS}

@@ -3,8 +3,6 @@
 import importlib
 import json
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,22 +17,14 @@ from scent_lightning.duals import BSGD
 from scent_lightning.errors import InputError
 from scent_lightning.tasks import CLIPTask
 from tests.conftest import ROOT
+from tests.forked import finished, start_script
 from tests.helpers import quiet_trainer
 
 EXAMPLES = ROOT / "examples"
 
 
 def script(folder, name, *arguments, **environment) -> str:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return finished(start_script(folder, EXAMPLES / name, *arguments, **environment), timeout=600).stdout
 
 
 @pytest.mark.slow

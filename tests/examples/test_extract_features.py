@@ -4,7 +4,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import time
@@ -17,6 +16,7 @@ from PIL import Image
 
 from scent_lightning.data import FeatureDataModule
 from tests.conftest import ROOT
+from tests.forked import start_script
 
 torchvision = pytest.importorskip("torchvision", reason="extract_features needs torchvision")
 
@@ -110,13 +110,11 @@ def test_killed_run_continues_to_the_same_bytes(tmp_path, capsys):
     command = ["--image-folder", images, *MODEL, "--batch-size", 2, "--out"]
     run(*command, tmp_path / "whole")
     progress = tmp_path / "killed" / "train" / "progress.json"
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), *map(str, command), str(tmp_path / "killed")], stderr=subprocess.DEVNULL
-    )
+    process = start_script(tmp_path, SCRIPT, *command, tmp_path / "killed")
     try:
         deadline = time.monotonic() + 120
         while not progress.exists() or json.loads(progress.read_text())["rows_done"] < 6:
-            assert process.poll() is None
+            assert process.returncode is None
             assert time.monotonic() < deadline
             time.sleep(0.002)
     finally:

@@ -2,8 +2,6 @@
 
 import math
 import os
-import subprocess
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -18,6 +16,7 @@ from scent_lightning.data import IndexedTensorDataset, batch_loader
 from scent_lightning.duals import BSGD, SCENT, SOX
 from scent_lightning.errors import InputError
 from scent_lightning.tasks import ExtremeClassificationTask
+from tests.forked import finished, start_code
 from tests.helpers import ddp_trainer, quiet_trainer, under_two_trainers
 
 K, D, N = 30, 8, 600
@@ -60,7 +59,7 @@ def test_evaluation_equals_torchs_cross_entropy(dataset, options, chunk):
 
 
 @pytest.mark.slow
-def test_evaluation_memory_at_360_thousand_classes():
+def test_evaluation_memory_at_360_thousand_classes(tmp_path):
     """A batch of 512 rows against 360,232 classes: at most 1.5 GB beyond the weights."""
     code = """
 import resource, torch
@@ -74,7 +73,7 @@ with torch.no_grad():
 assert torch.isfinite(loss).all()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / 1e9)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = finished(start_code(tmp_path, code))
     assert float(done.stdout) < 1.5
 
 
