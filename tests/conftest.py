@@ -13,6 +13,13 @@ settings.register_profile("thorough", max_examples=950)
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.fixture(autouse=True)
+def _no_seed_of_another_test(monkeypatch):
+    """Lightning keeps the seed of seed_everything in the environment, and runs of several processes begin with it."""
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Folder of the real data sets; tests that need it are skipped where it is not."""

@@ -5,7 +5,17 @@ from scent_lightning.duals.mixin import DualVariableMixin
 from scent_lightning.duals.samples import DenseScores, Exponentials, Samples
 from scent_lightning.duals.variable import DualVariable
 from scent_lightning.errors import DualDivergenceError
-from scent_lightning.updates import ASGD, BSGD, SCENT, SOX, DualUpdate, ScheduledUpdate, SoftplusASGD, UMax
+from scent_lightning.updates import (
+    ASGD,
+    BSGD,
+    SCENT,
+    SOX,
+    DualUpdate,
+    ProximalPoint,
+    ScheduledUpdate,
+    SoftplusASGD,
+    UMax,
+)
 
 __all__ = [
     "ASGD",
@@ -19,6 +29,7 @@ __all__ = [
     "DualVariable",
     "DualVariableMixin",
     "Exponentials",
+    "ProximalPoint",
     "Samples",
     "ScheduledUpdate",
     "SoftplusASGD",

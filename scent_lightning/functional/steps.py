@@ -12,12 +12,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
+from scent_lightning.functional.lambert import lambert_w
 from scent_lightning.functional.log_mean_exp import at_least_float32, wide
 
-__all__ = ["asgd_step", "guard", "proximal_mirror_descent_step", "softplus_asgd_step", "sox_step", "umax_step"]
+__all__ = [
+    "asgd_step",
+    "guard",
+    "proximal_mirror_descent_step",
+    "proximal_point_step",
+    "softplus_asgd_step",
+    "sox_step",
+    "umax_step",
+]
 
 
-def proximal_mirror_descent_step(nu: Tensor, log_mean: Tensor, log_alpha: float) -> Tensor:
+def proximal_mirror_descent_step(
+    nu: Tensor, log_mean: Tensor, log_alpha: float | Tensor, multiplier: float = 1.0
+) -> Tensor:
     r"""SCENT's stochastic proximal mirror descent step in closed form (Wei et al. 2026, lemma on the SPMD update).
 
     .. math:: \nu + \log(1 + \alpha e^{\ell}) - \log(1 + \alpha e^{\nu})
@@ -26,20 +37,57 @@ def proximal_mirror_descent_step(nu: Tensor, log_mean: Tensor, log_alpha: float)
     :math:`D(a, b) = e^{-a} - e^{-b} + e^{-b} (a - b)`. The result lies between ``nu`` and ``log_mean`` (to rounding in
     float64); it is ``log_mean`` for ``log_alpha = inf`` and ``nu`` for ``log_alpha = -inf``.
 
+    It is a moving average of :math:`e^\nu` of the factor :math:`\gamma = \sigma(\log \alpha + \nu)`. A ``multiplier``
+    m takes :math:`\gamma = \sigma(\log \alpha + m \nu)` instead, which goes from SOX (0) to this step (1).
+
     Args:
         nu: dual variables, shape ``(B,)``.
         log_mean: log-mean-exp of the batch's scores, shape ``(B,)``.
-        log_alpha: natural logarithm of the step size.
+        log_alpha: natural logarithm of the step size, or of each row's, shape ``(B,)``.
+        multiplier: m, at least 0.
 
     Returns:
         The new dual variables, shape ``(B,)``, in the wide dtype.
     """
     nu, log_mean = wide(nu), wide(log_mean)
-    if log_alpha == math.inf:
+    if isinstance(log_alpha, float | int) and log_alpha == math.inf:
         return log_mean.clone()
+    if isinstance(log_alpha, Tensor) or multiplier != 1.0:
+        logit = log_alpha + multiplier * nu
+        return torch.logaddexp(nu + logsigmoid(-logit), log_mean + logsigmoid(logit))
     # log(e^ν + α e^(ν + ℓ)) − log(1 + α e^ν). Beyond the threshold softplus(x) is x to the last bit of float64.
     shifted = nu + log_alpha
     return torch.logaddexp(nu, shifted + log_mean).sub_(softplus(shifted, threshold=40))
+
+
+def proximal_point_step(nu: Tensor, log_mean: Tensor, alpha: float) -> Tensor:
+    r"""Stochastic proximal point step: SCENT's with the Euclidean distance in place of the Bregman divergence.
+
+    .. math:: \nu - \alpha + W\bigl(\alpha e^{\ell + \alpha - \nu}\bigr)
+
+    with Lambert's function W: the minimiser over :math:`v` of
+    :math:`e^{\ell - v} + v + (v - \nu)^2 / (2 \alpha)` (Wei et al. 2026, section on the analysis of the SPMD update).
+    The result lies between ``nu`` and ``log_mean``.
+
+    Args:
+        nu: dual variables, shape ``(B,)``.
+        log_mean: log-mean-exp of the batch's scores, shape ``(B,)``.
+        alpha: step size, at least 0.
+
+    Returns:
+        The new dual variables, shape ``(B,)``, in the wide dtype.
+    """
+    nu, log_mean = wide(nu), wide(log_mean)
+    if alpha == 0:
+        return nu
+    difference = log_mean - nu
+    w = lambert_w(math.log(alpha) + alpha + difference, from_log=True)
+    # Where W is near a large α, W − α has lost digits. It solves x + log(1 + x/α) = ℓ − ν: steps of Newton's method.
+    near = w > alpha / 2
+    x = torch.where(near, w - alpha, 0.0)
+    for _ in range(2):
+        x = x - (x + torch.log1p(x / alpha) - difference) / (1 + 1 / (alpha + x))
+    return nu + torch.where(near, x, w - alpha)
 
 
 def sox_step(nu: Tensor, log_mean: Tensor, gamma: float) -> Tensor:

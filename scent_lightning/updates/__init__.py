@@ -8,6 +8,7 @@ import path.
 from scent_lightning.updates.asgd import ASGD
 from scent_lightning.updates.base import DualUpdate
 from scent_lightning.updates.bsgd import BSGD
+from scent_lightning.updates.proximal_point import ProximalPoint
 from scent_lightning.updates.scent import SCENT
 from scent_lightning.updates.schedules import ScheduledUpdate
 from scent_lightning.updates.softplus_asgd import SoftplusASGD
@@ -21,6 +22,7 @@ __all__ = [
     "SCENT",
     "SOX",
     "DualUpdate",
+    "ProximalPoint",
     "ScheduledUpdate",
     "SoftplusASGD",
     "StepSizeRule",

@@ -37,6 +37,8 @@ class SCENT(ScheduledUpdate):
         final: logarithm of α at the end of a cosine schedule; None means that α goes to 0.
         max_log_weight: the guard (see :class:`~scent_lightning.updates.DualUpdate`); 1 to 5 where training is unstable,
             None as published. With "auto", None is 1 to 4, by how often an anchor was seen.
+        alpha_multiplier: m of the effective γ = sigmoid(log α + m ν): 1 is SCENT, 0 is SOX with γ = sigmoid(log α), and
+            what lies between goes from the one to the other. Not for "auto".
 
     Raises:
         InputError: an argument out of its range.
@@ -54,6 +56,7 @@ class SCENT(ScheduledUpdate):
         schedule: Schedule = "constant",
         final: float | None = None,
         max_log_weight: float | None = None,
+        alpha_multiplier: float = 1.0,
     ) -> None:
         super().__init__(schedule, final, max_log_weight)
         self.log_alpha: float | str = log_alpha
@@ -61,6 +64,11 @@ class SCENT(ScheduledUpdate):
             raise InputError(f'log_alpha must be a number or "auto", got {log_alpha!r}')
         if log_alpha != "auto":
             self.log_alpha = checked_number("log_alpha", log_alpha, infinite=True)
+        self.alpha_multiplier = checked_number("alpha_multiplier", alpha_multiplier, least=0)
+        if log_alpha == "auto" and alpha_multiplier != 1:
+            raise InputError(
+                f'alpha_multiplier needs a log_alpha that is given: "auto" is for 1, got {alpha_multiplier!r}'
+            )
         hint = " (it is the logarithm of the last step size)"
         self.final = checked_number("final", final, infinite=True, or_none=True, hint=hint)
 
@@ -74,10 +82,13 @@ class SCENT(ScheduledUpdate):
         return scheduled_log(self.schedule, self.log_alpha, -math.inf if self.final is None else self.final, progress)
 
     def step_from_log_mean(self, nu: Tensor, log_mean: Tensor, progress: float = 0.0) -> Tensor:  # noqa: D102
-        return functional.proximal_mirror_descent_step(nu, log_mean, self._log_alpha_at(progress))
-
-    def step_of_one(self, nu: float, log_mean: float, progress: float = 0.0) -> float:  # noqa: D102
         log_alpha = self._log_alpha_at(progress)
+        return functional.proximal_mirror_descent_step(nu, log_mean, log_alpha, self.alpha_multiplier)
+
+    def step_of_one(self, nu: float, log_mean: float, progress: float = 0.0) -> float | None:  # noqa: D102
+        log_alpha = self._log_alpha_at(progress)
+        if self.alpha_multiplier != 1.0:
+            return None
         if math.isinf(log_alpha):
             return log_mean if log_alpha > 0 else nu
         return nu + (_softplus(log_alpha + log_mean) - _softplus(log_alpha + nu))
@@ -87,7 +98,7 @@ class SCENT(ScheduledUpdate):
 
     def statistics(self, nu: Tensor, log_mean: Tensor, progress: float = 0.0) -> dict[str, Tensor]:
         """Mean, smallest and largest effective γ = sigmoid(log α + ν) of the batch."""
-        gamma = torch.sigmoid(functional.wide(nu) + self._log_alpha_at(progress))
+        gamma = torch.sigmoid(self.alpha_multiplier * functional.wide(nu) + self._log_alpha_at(progress))
         return {
             "effective_gamma": gamma.mean(),
             "effective_gamma_min": gamma.amin(),
