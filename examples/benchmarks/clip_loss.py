@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from fresh_process import in_a_process
 from torch import Tensor
 
 from scent_lightning.duals import SCENT, ContrastiveSamples, DualVariableMixin
@@ -112,33 +111,24 @@ def extra_mb(which: str, count: int, chunk: int | None) -> float:
     return resident_mb("VmHWM") - before
 
 
-def in_a_process(*arguments: str) -> float:
-    command = [sys.executable, __file__, "--extra-of", *arguments]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, nargs="+", default=[1024, 4096], help="sizes of a batch (1024 4096)")
     parser.add_argument("--turns", type=int, default=5, help="turns of each kind (5)")
     parser.add_argument("--chunked-pairs", type=int, default=16_384, help="pairs of the chunked measurement (16384)")
-    parser.add_argument("--extra-of", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(2)
-    if arguments.extra_of:
-        which, count, chunk = arguments.extra_of
-        print(extra_mb(which, int(count), int(chunk) or None))
-        return
     print(__doc__)
     times, memory = {}, {}
     for count in arguments.pairs:
-        times[str(count)] = time_ratio(count, arguments.turns, max(1, 8192 // count))
-        mine, other = (in_a_process(which, str(count), "0") for which in ("ours", "theirs"))
+        mine, other = (in_a_process(extra_mb, which, count, None) for which in ("ours", "theirs"))
         print(f"{count:>6,} pairs: ours {mine:.0f} MB beyond the embeddings, ClipLoss {other:.0f} MB")
         memory[str(count)] = round(mine / max(other, 0.1), 3)
-    chunked = in_a_process("ours", str(arguments.chunked_pairs), "256")
+    chunked = in_a_process(extra_mb, "ours", arguments.chunked_pairs, 256)
     print(f"{arguments.chunked_pairs:>6,} pairs, 256 rows at a time: {chunked:.0f} MB")
+    for count in arguments.pairs:
+        times[str(count)] = time_ratio(count, arguments.turns, max(1, 8192 // count))
     figures = {"time_ratio": times, "memory_ratio": memory, "chunked_extra_mb": round(chunked)}
     if torch.cuda.is_available():
         for count in (8192, 32_768):

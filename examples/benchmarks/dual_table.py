@@ -17,8 +17,6 @@ import argparse
 import json
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,6 +27,7 @@ from typing import Any, cast
 
 import lightning as L
 import torch
+from fresh_process import in_a_process
 from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 from torch import Tensor
 
@@ -146,27 +145,16 @@ def load(way: str, path: str, num_anchors: int) -> tuple[int, int]:
     return growth
 
 
-def fresh(part: str, *arguments: object) -> Any:
-    """What a part gives in a process of its own."""
-    command = [sys.executable, __file__, "--part", part, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.strip().splitlines()[-1])
+def measured(work: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``work`` gives in one thread of a process of its own."""
+    return in_a_process(_alone, work, *arguments)
 
 
-def part(name: str, arguments: list[str]) -> Any:
-    """One measurement, in this process."""
+def _alone(work: Callable[..., Any], *arguments: Any) -> Any:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     L.seed_everything(0, verbose=False)
-    if name == "times":
-        turns, number, *sizes = map(int, arguments)
-        return times(sizes, turns, number)
-    if name == "memory":
-        return memory(int(arguments[0]))
-    way, path, size = arguments
-    return (save if name == "save" else load)(way, path, int(size))
+    return work(*arguments)
 
 
 def main() -> None:
@@ -177,23 +165,19 @@ def main() -> None:
     )
     parser.add_argument("--turns", type=int, default=15, help="turns of each size")
     parser.add_argument("--steps", type=int, default=200, help="steps of a turn")
-    parser.add_argument("--part", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.part:
-        print(json.dumps(part(arguments.part[0], arguments.part[1:])))
-        return
     print(__doc__)
     sizes = arguments.anchors
-    seconds = fresh("times", arguments.turns, arguments.steps, *sizes)
+    seconds = measured(times, sizes, arguments.turns, arguments.steps)
     ratios = [statistics.median(turn[i] / turn[0] for turn in seconds) for i in range(len(sizes))]
     for i, size in enumerate(sizes):
         middle = 1e6 * statistics.median(turn[i] for turn in seconds)
         print(f"{size:>11,} anchors: {middle:6.1f} µs a step, {ratios[i]:.3f} times that of {sizes[0]:,}")
-    per_anchor = fresh("memory", sizes[-1])
+    per_anchor = measured(memory, sizes[-1])
     extra: dict[str, tuple[float, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for way in WAYS:
-            written, read = (fresh(what, way, f"{folder}/a.ckpt", sizes[-1]) for what in ("save", "load"))
+            written, read = (measured(work, way, f"{folder}/a.ckpt", sizes[-1]) for work in (save, load))
             extra[way] = written[0] / 1e9, read[0] / 1e9
             print(
                 f"{way:>18}: beyond the table of {per_anchor * sizes[-1] / 1e9:.3f} GB it takes {extra[way][0]:.3f} GB "
