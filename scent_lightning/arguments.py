@@ -38,7 +38,7 @@ def _known(package: Any, base: type) -> list[str]:
 KNOWN = {
     "dual": [name for name in _known(duals, DualUpdate) if name != "DualUpdate"],
     "model": _known(tasks, L.LightningModule),
-    "data": _known(data, L.LightningDataModule),
+    "data": [name for name in _known(data, L.LightningDataModule) if name != "IndexedDataModule"],
 }
 KINDS = {"dual": "dual update", "model": "task", "data": "data module"}
 SUBCOMMANDS = ("fit", "validate", "test", "predict")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from scent_lightning.callbacks.evaluation import EvaluationCallback, Stage
 from scent_lightning.callbacks.lookup import tensorboard_loggers
-from scent_lightning.data.batch_sampler import check_positive_integer
+from scent_lightning.validation import checked_integer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,7 +45,7 @@ class RetrievalPanel(EvaluationCallback):
     def __init__(self, queries: int = 8, top: int = 5, items: int = 512, every_n_epochs: int = 1) -> None:
         super().__init__(every_n_epochs)
         for name, value in (("queries", queries), ("top", top), ("items", items)):
-            check_positive_integer(name, value)
+            checked_integer(name, value)
         self.queries = queries
         self.top = top
         self.items = items

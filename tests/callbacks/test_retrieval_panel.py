@@ -59,5 +59,5 @@ def test_other_outputs_are_refused(tmp_path):
     trainer = quiet_trainer(max_epochs=1, logger=TensorBoardLogger(tmp_path), callbacks=[panel], num_sanity_val_steps=0)
     with pytest.raises(InputError, match="RetrievalPanel needs validation_step to return a dict"):
         trainer.fit(SoftmaxTask(24), SoftmaxData())
-    with pytest.raises(InputError, match="queries must be a positive integer, got 0"):
+    with pytest.raises(InputError, match="queries must be an integer of at least 1, got 0"):
         RetrievalPanel(queries=0)
