@@ -36,9 +36,9 @@ def _known(package: Any, base: type) -> list[str]:
 
 
 KNOWN = {
-    "dual": [name for name in _known(duals, DualUpdate) if name != "DualUpdate"],
+    "dual": [name for name in _known(duals, DualUpdate) if name not in ("DualUpdate", "ScheduledUpdate")],
     "model": [name for name in _known(tasks, L.LightningModule) if name != "BaseTask"],
-    "data": _known(data, L.LightningDataModule),
+    "data": [name for name in _known(data, L.LightningDataModule) if name != "IndexedDataModule"],
 }
 KINDS = {"dual": "dual update", "model": "task", "data": "data module"}
 SUBCOMMANDS = ("fit", "validate", "test", "predict")

@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-__all__ = ["announce", "listed", "rows_in_words"]
+__all__ = ["announce"]
 
 TAG = "data"  # of the text in the log
-LISTED = 20
-
-
-def rows_in_words(count: int) -> str:
-    """A number of rows in words.
-
-    Example:
-        >>> rows_in_words(1), rows_in_words(20_640)
-        ('1 row', '20,640 rows')
-    """
-    return f"{count:,} {'row' if count == 1 else 'rows'}"
-
-
-def listed(names: Sequence[Any], most: int = LISTED) -> str:
-    """The first ``most`` of the names, and how many there are.
-
-    Example:
-        >>> listed(["ant", "bee", "cat"], 2)
-        'ant, bee, … (3 in all)'
-    """
-    shown = ", ".join(str(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown}, … ({len(names):,} in all)"
 
 
 def announce(trainer: L.Trainer, anchors: Mapping[str, int]) -> None:

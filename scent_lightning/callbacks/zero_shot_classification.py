@@ -15,17 +15,20 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from scent_lightning.callbacks.evaluation import EvaluationCallback, Stage
+from scent_lightning.data.folders import elsewhere
 from scent_lightning.data.image_folder import class_folders, images_in, images_of_classes, is_junk, passed_over
+from scent_lightning.data.image_text.pairs import BadPairError, decode
 from scent_lightning.data.images import first_line
-from scent_lightning.data.pair_sources import BadPairError, decode, elsewhere
 from scent_lightning.errors import InputError
 from scent_lightning.metrics import ZeroShotAccuracy
 from scent_lightning.metrics.retrieval import first_of_each
 from scent_lightning.optional import of_vision
 from scent_lightning.validation import checked_integer
+from scent_lightning.words import listed
 
 __all__ = ["ZeroShotClassification"]
 
+SHOWN = 3  # classes in a message
 _SPLITS = ("train", "val", "valid", "validation", "test")
 
 
@@ -134,8 +137,8 @@ class ZeroShotClassification(EvaluationCallback):
         self._names = classes if self.class_names is None else _read_names(self.class_names)
         if len(self._names) != len(classes):
             raise InputError(
-                f"class_names must be as many as there are classes, {len(classes)} ({_ends(classes)}), got "
-                f"{len(self._names)} ({_ends(self._names)})"
+                f"class_names must be one for each of {len(classes)} classes, got {len(self._names)}: the classes are "
+                f"{listed(classes, SHOWN)}, the names {listed(self._names, SHOWN)}"
             )
         if len(classes) < 2:
             raise InputError(f"ZeroShotClassification needs at least two classes, got {classes[0]!r} alone")
@@ -225,10 +228,10 @@ def _unrepeated(rows: list[tuple[Tensor, Tensor]], labels: Tensor, trainer: L.Tr
 
 
 def _checked_templates(templates: Any) -> list[str]:
-    listed = [templates] if isinstance(templates, str) else templates
-    if not isinstance(listed, (list, tuple)) or not listed:
+    several = [templates] if isinstance(templates, str) else templates
+    if not isinstance(several, (list, tuple)) or not several:
         raise InputError(f"templates must be 'openai', 'simple', or texts with {{}}, at least one, got {templates!r}")
-    for template in listed:
+    for template in several:
         try:
             complete = template.format("A") != template.format("B")
         except (AttributeError, IndexError, KeyError, ValueError):
@@ -237,7 +240,7 @@ def _checked_templates(templates: Any) -> list[str]:
             raise InputError(
                 f"templates must be 'openai', 'simple', or texts with {{}} for the class's name, got {template!r}"
             )
-    return list(listed)
+    return list(several)
 
 
 def _read_names(class_names: list[str] | str) -> list[str]:
@@ -267,7 +270,9 @@ class _ImageFolder(Dataset[tuple[Tensor, int]]):
         self.transform = transform
         self.classes, others = class_folders(folder)
         if empty := [name for name in others if not is_junk(name)]:
-            raise InputError(f"path {folder} must have one folder of images per class: {_ends(empty)} has no image")
+            raise InputError(
+                f"path {folder} must have one folder of images per class: {listed(empty, SHOWN)} has no image"
+            )
         self.samples, counts = images_of_classes(folder, {name: label for label, name in enumerate(self.classes)})
         counts += images_in(folder)[1]
         if counts:
@@ -297,7 +302,3 @@ def _read_image(path: str) -> Tensor:
         return decode(path, path)
     except BadPairError as error:
         raise InputError(str(error)) from error
-
-
-def _ends(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]}, …, {names[-1]}"

@@ -1,9 +1,13 @@
-"""Data modules. Each yields batches that end with the dataset index of every row, and tells ``num_anchors``."""
+"""Data modules. Each yields batches that end with the dataset index of every row, and tells ``num_anchors``.
 
+One of one's own is an :class:`IndexedDataModule` with one method, ``load``.
+"""
+
+from scent_lightning.data.base import IndexedDataModule
 from scent_lightning.data.features import FeatureDataModule, SyntheticFeatureDataModule
 from scent_lightning.data.image_text import ImageTextDataModule
 from scent_lightning.data.imbalanced import ImbalancedImageDataModule
-from scent_lightning.data.indexed import IndexedTensorDataset, batch_loader
+from scent_lightning.data.indexed import IndexedRows, IndexedTensorDataset, batch_loader
 from scent_lightning.data.stratified import StratifiedBatchSampler
 from scent_lightning.data.tabular import TabularRegressionDataModule
 
@@ -11,6 +15,8 @@ __all__ = [
     "FeatureDataModule",
     "ImageTextDataModule",
     "ImbalancedImageDataModule",
+    "IndexedDataModule",
+    "IndexedRows",
     "IndexedTensorDataset",
     "StratifiedBatchSampler",
     "SyntheticFeatureDataModule",

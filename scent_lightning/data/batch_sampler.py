@@ -14,21 +14,9 @@ from typing import Any, cast
 import torch
 from torch.utils.data import Dataset, DistributedSampler
 
-from scent_lightning.errors import InputError
+from scent_lightning.validation import checked_integer
 
-__all__ = [
-    "BatchRows",
-    "EpochBatchSampler",
-    "SequentialBatchSampler",
-    "ShuffledBatchSampler",
-    "check_positive_integer",
-]
-
-
-def check_positive_integer(name: str, value: Any) -> None:
-    """Raise InputError unless ``value`` is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name} must be a positive integer, got {value!r}")
+__all__ = ["BatchRows", "EpochBatchSampler", "SequentialBatchSampler", "ShuffledBatchSampler"]
 
 
 class BatchRows(list[int]):
@@ -203,7 +191,7 @@ class ShuffledBatchSampler(EpochBatchSampler):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        check_positive_integer("batch_size", batch_size)
+        checked_integer("batch_size", batch_size)
         at_a_time = batch_size * num_replicas
         num_batches = rows // at_a_time if drop_last else -(-rows // at_a_time)
         super().__init__(rows, num_batches, at_a_time, num_replicas, rank, seed)
@@ -240,7 +228,7 @@ class SequentialBatchSampler(EpochBatchSampler):
     def __init__(
         self, rows: int, batch_size: int, num_replicas: int = 1, rank: int = 0, drop_last: bool = False
     ) -> None:
-        check_positive_integer("batch_size", batch_size)
+        checked_integer("batch_size", batch_size)
         at_a_time = batch_size * num_replicas
         num_batches = rows // at_a_time if drop_last else -(-rows // at_a_time)
         super().__init__(rows, num_batches, at_a_time, num_replicas, rank, seed=0)

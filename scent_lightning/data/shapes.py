@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scent_lightning.data.features import _STEP, _keys, _mix, _uniform
+from scent_lightning.data.hashing import STEP, hashed_keys, mix, uniform
 
 __all__ = ["NUM_CAPTIONS", "Shapes"]
 
@@ -142,8 +142,8 @@ class Shapes:
             Shape (B, 3, S, S), uint8.
         """
         size, shape, position, colour, other = np.unravel_index(numbers, RADICES)
-        keys = _keys(self.seed, self.stream, rows)
-        jitters = _uniform(_mix(keys[:, None] + np.arange(1, JITTERS + 1, dtype=np.uint64) * _STEP)).astype(np.float32)
+        keys = hashed_keys(self.seed, self.stream, rows)
+        jitters = uniform(mix(keys[:, None] + np.arange(1, JITTERS + 1, dtype=np.uint64) * STEP)).astype(np.float32)
         jitters = 2 * jitters - 1
         radius = np.array(RADII, dtype=np.float32)[size] * (1 + RADIUS_JITTER * jitters[:, 0]) * self.image_size
         centres = np.array([0.26, 0.5, 0.74], dtype=np.float32)

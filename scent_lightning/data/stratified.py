@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from scent_lightning.data.batch_sampler import EpochBatchSampler, check_positive_integer
+from scent_lightning.data.batch_sampler import EpochBatchSampler
 from scent_lightning.errors import InputError
 from scent_lightning.random_state import seed_of
+from scent_lightning.validation import checked_integer
 
 __all__ = ["StratifiedBatchSampler"]
 
@@ -153,15 +154,12 @@ class StratifiedBatchSampler(EpochBatchSampler):
         labels = torch.as_tensor(labels)
         if labels.ndim != 1:
             raise InputError(f"labels must have shape (n,), got {tuple(labels.shape)}")
-        check_positive_integer("positives", positives)
-        check_positive_integer("negatives", negatives)
-        check_positive_integer("num_replicas", num_replicas)
-        if num_batches is not None:
-            check_positive_integer("num_batches", num_batches)
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise InputError(f"seed must be an integer of at least 0, got {seed!r}")
-        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < num_replicas:
-            raise InputError(f"rank must be an integer from 0 to {num_replicas - 1}, got {rank!r}")
+        checked_integer("positives", positives)
+        checked_integer("negatives", negatives)
+        checked_integer("num_replicas", num_replicas)
+        checked_integer("num_batches", num_batches, or_none=True)
+        checked_integer("seed", seed, least=0)
+        checked_integer("rank", rank, least=0, most=num_replicas - 1)
         positive = labels == 1
         other = ~(positive | (labels == 0))
         if other.any():

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from scent_lightning.errors import InputError
 
-__all__ = ["column_names", "content_suffix", "named_twice", "text_rows"]
+__all__ = ["column_names", "content_suffix", "text_rows"]
 
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _LOOKED_AT = 65536  # bytes, for the kind of the line ends
@@ -82,16 +82,6 @@ def column_names(path: Path, separator: str) -> list[str]:
     if header is None:
         raise _unreadable(path, "it is empty")
     return [name.strip() for name in header[1]]
-
-
-def named_twice(names: list[str]) -> str | None:
-    """The first name that comes again, or None; columns without a name do not count."""
-    seen: set[str] = set()
-    for name in filter(None, names):
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
 
 
 class _RowError(Exception):

@@ -20,9 +20,9 @@ import torch
 from PIL import Image
 
 from scent_lightning.data import ImageTextDataModule
-from scent_lightning.data import image_text as module_under_test
 from scent_lightning.data.image_text import MEAN, STD
-from scent_lightning.data.pair_sources import Shard
+from scent_lightning.data.image_text.shards import Shard
+from scent_lightning.data.image_text.table import TablePairs
 from scent_lightning.data.shapes import CLASSES, COLOURS, NUM_CAPTIONS, Shapes
 from scent_lightning.errors import InputError
 from tests.helpers import Steps, ddp_trainer, quiet_trainer, under_two_trainers, unpack
@@ -119,7 +119,7 @@ def check_pairs(batch, numbers, index=None):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("at_once", [0, 100])
 def test_table_is_read_as_it_is(tmp_path, monkeypatch, in_memory, workers, at_once):
-    monkeypatch.setattr(module_under_test, "TOKENISED_AT_ONCE", at_once)
+    monkeypatch.setattr(TablePairs, "tokenised_at_once", at_once)
     data = module(write_table(tmp_path), val_path=str(tmp_path / "pairs.tsv"), in_memory=in_memory, num_workers=workers)
     data.setup("fit")
     for loader in (data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
@@ -367,7 +367,7 @@ def test_an_empty_batch_has_its_shapes(tmp_path):
         images, texts, index = next(iter(data.predict_dataloader()))
     assert (images.shape, texts.shape, index.shape) == ((0, 3, SIZE, SIZE), (0, 12), (0,))
     assert (images.dtype, texts.dtype, index.dtype) == (torch.float32, torch.int64, torch.int64)
-    split = data._split("train")
+    split = data.split("train")
     with pytest.raises(InputError, match="pair 3 of split 'train' has no caption or no readable image"):
         split[3]
     assert split[9][2] == 9
@@ -421,7 +421,7 @@ def test_augmented_images_are_crops(tmp_path, in_memory):
     assert torch.equal(whole[0], whole[1])
     assert whole[0, 0, 0, -1] - whole[0, 0, 0, 0] > 0.8
     data.setup("fit")
-    assert data._split("train").files is data._split("predict").files
+    assert data.split("train").pairs is data.split("predict").pairs
 
 
 def test_other_modes_become_rgb(tmp_path):
@@ -507,8 +507,8 @@ def test_an_index_opens_shards_when_they_are_read(tmp_path):
     (tmp_path / "index.json").write_text(json.dumps({"shardlist": shards}))
     data = module(tmp_path / "index.json", source="webdataset")
     data.setup("fit")
-    split = data._split("train")
-    assert split.files._opened == {}
+    split = data.split("train")
+    assert split.pairs._opened == {}
     check_pairs(split.__getitems__([4, 1]), [4, 1])
     with pytest.raises(InputError, match=r"shard .*001\.tar has 7 samples, the index says 8"):
         split.__getitems__([5])
@@ -741,7 +741,7 @@ def test_shapes_module(tmp_path):
     assert data.skipped == {"train": 0, "val": 0}
     longer = module(source="shapes", image_size=32, rows=70, val_rows=40, eval_batch_size=3)
     assert torch.equal(rows_of(longer.val_dataloader())[0][:30], images)
-    assert torch.equal(longer._split("train")[49][0], data._split("train")[49][0])
+    assert torch.equal(longer.split("train")[49][0], data.split("train")[49][0])
     for batch in data.train_dataloader():
         assert torch.equal(batch[1], letters([data.captions("train")[i] for i in batch[2]]))
     other = module(source="shapes", image_size=32, rows=50, val_rows=0, seed=1)
@@ -780,7 +780,7 @@ def test_splits_survive_pickling(tmp_path):
     table = module(write_table(tmp_path / "table"), augment=True)
     shards = module(write_shards(tmp_path / "shards"), source="webdataset")
     for data in (table, shards, module(source="shapes", tokenizer="ViT-B-32")):
-        split = data._split("train")
+        split = data.split("train")
         again = pickle.loads(pickle.dumps(split))
         _, texts, index = again.__getitems__([3, 1])
         assert torch.equal(texts, split.__getitems__([3, 1])[1])
@@ -855,7 +855,7 @@ def test_command_line(tmp_path):
     data = parser.instantiate(parser.parse_args(arguments)).data
     images, texts, _ = next(iter(data.train_dataloader()))
     assert (images.shape, texts.shape) == ((128, 3, 16, 16), (128, 16))
-    assert tuple(data.crop_scale) == (0.5, 1.0)
+    assert tuple(data.looks.crop_scale) == (0.5, 1.0)
 
 
 # Bad input
@@ -918,7 +918,11 @@ CASES = [
     (table(), {"crop_scale": (0.0, 1.0)}, r"crop_scale must be two ascending numbers in \(0, 1\], got \(0.0, 1.0\)"),
     (table(), {"crop_scale": (0.9, 0.5)}, "crop_scale must be two ascending numbers"),
     (table(), {"context_length": 16}, "context_length is for a tokenizer given by its name, got 16"),
-    (table(), {"tokenizer": "V", "context_length": 2}, "context_length must be an integer of at least 3, got 2"),
+    (
+        table(),
+        {"tokenizer": "V", "context_length": 2},
+        "context_length must be None or an integer of at least 3, got 2",
+    ),
     (table(), {"tokenizer": 3}, "tokenizer must be a name or a function, got 3"),
     (table(), {"tokenizer": "ViT"}, "tokenizer 'ViT' is not a model of open_clip; known are: "),
     (table(), {"tokenizer": "local-dir:/nowhere"}, "tokenizer 'local-dir:/nowhere' cannot be loaded: "),
@@ -977,7 +981,11 @@ CASES = [
     (text('[{"url": "a.tar"}]'), W, "must be JSON with a shardlist"),
     (text('[{"url": "../a.tar", "nsamples": 1}]'), W, r"must list local files .*, got '\.\./a\.tar'"),
     (text('[{"url": "pipe:touch x", "nsamples": 1}]'), W, "must list local files .*, got 'pipe:touch x'"),
-    (text('[{"url": "a.tar", "nsamples": -1}]'), W, "must list nsamples of at least 0, got -1 for 'a.tar'"),
+    (
+        text('[{"url": "a.tar", "nsamples": -1}]'),
+        W,
+        "nsamples in path .* must be an integer of at least 0, got -1 for 'a.tar'",
+    ),
 ]
 
 

@@ -100,14 +100,14 @@ def test_removal(tmp_path):
     inputs, labels, index = rows_of(data.train_eval_dataloader())
     assert index.tolist() == list(range(48))
     assert torch.equal(labels, data.train_labels)
-    source = data._train_split().rows
+    source = data.split("train").rows
     assert source[:40].tolist() == list(range(40))
     assert (np.diff(source) > 0).all()
     torch.testing.assert_close(inputs, normalised(all_pixels("train")[source]))
     assert len(rows_of(data.val_dataloader())[1]) == 12
 
-    assert np.array_equal(module(tmp_path)._train_split().rows, source)
-    assert not np.array_equal(module(tmp_path, seed=1)._train_split().rows, source)
+    assert np.array_equal(module(tmp_path).split("train").rows, source)
+    assert not np.array_equal(module(tmp_path, seed=1).split("train").rows, source)
     for fraction, kept in ((0.0, 40), (0.5, 20), (0.81, 8), (0.9, 4)):
         assert module(tmp_path, removed_positives=fraction, positives_per_batch=1).num_positives == kept
 
@@ -157,7 +157,7 @@ def test_groups(tmp_path, dataset, arguments, groups):
 )
 def test_a_name_goes_before_a_position(tmp_path, classes, positive, chosen):
     data = module(write_images(tmp_path, ["train"], classes=classes), positive_classes=positive)
-    found, groups = data._grouping()
+    found, groups = data._groups.grouping
     assert [name for name, group in zip(found, groups, strict=True) if group == 1] == chosen
 
 
@@ -174,7 +174,7 @@ def test_a_name_goes_before_a_position(tmp_path, classes, positive, chosen):
 def test_what_may_be_a_name_or_a_position_is_refused(tmp_path, classes, positive):
     write_images(tmp_path, ["train"], classes=classes)
     with pytest.raises(InputError, match=f"positive_classes has an unknown class {positive!r}; .*{', '.join(classes)}"):
-        module(tmp_path, positive_classes=[positive])._grouping()
+        module(tmp_path, positive_classes=[positive])._groups.grouping  # noqa: B018
 
 
 # Folders as systems and programs leave them
@@ -195,7 +195,7 @@ def test_folders_that_are_no_classes(tmp_path, splits):
         (tmp_path / split / "aa notes" / "read me.txt").touch()
     data = module(tmp_path, positive_classes=[2, 3], removed_positives=0.0)
     data.setup("fit")
-    assert data._grouping()[0] == list(CLASSES)
+    assert data._groups.grouping.classes == list(CLASSES)
     for split, loader in (("train", data.train_eval_dataloader()), ("val", data.val_dataloader())):
         inputs, labels, _ = rows_of(loader)
         torch.testing.assert_close(inputs, normalised(all_pixels(split)))
@@ -295,18 +295,18 @@ def test_two_classes_of_obvious_names(tmp_path, negative, positive):
     write_images(tmp_path, classes=(negative, positive))
     data = ImbalancedImageDataModule(str(tmp_path), batch_size=6)
     data.setup("fit")
-    assert dict(zip(*data._grouping(), strict=True)) == {negative: 0, positive: 1}
+    assert dict(zip(*data._groups.grouping, strict=True)) == {negative: 0, positive: 1}
     assert (data.num_positives, data.num_negatives) == (20, 20)
     told = ImbalancedImageDataModule(str(tmp_path), batch_size=6, positive_classes=[negative])
-    assert dict(zip(*told._grouping(), strict=True)) == {negative: 1, positive: 0}
+    assert dict(zip(*told._groups.grouping, strict=True)) == {negative: 1, positive: 0}
 
 
 @pytest.mark.parametrize("labels", [[0, 1], [-1, 1]])
 def test_two_labels_of_obvious_values(tmp_path, labels):
     write_features(tmp_path, np.array(labels)[np.arange(40) % 2])
     data = ImbalancedImageDataModule(str(tmp_path), "features", batch_size=6)
-    assert data._grouping()[0] == labels
-    assert data._grouping()[1].tolist() == [0, 1]
+    assert data._groups.grouping.classes == labels
+    assert data._groups.grouping.groups.tolist() == [0, 1]
     assert (data.num_positives, data.num_negatives) == (20, 20)
 
 
@@ -334,7 +334,7 @@ def test_labels_need_a_word_on_which_are_positive(tmp_path):
 def test_cifar_needs_no_word(tmp_path, monkeypatch):
     write_cifar(tmp_path, monkeypatch, torchvision.datasets.CIFAR10)
     data = ImbalancedImageDataModule(str(tmp_path), "cifar10", batch_size=6)
-    assert data._grouping()[1].tolist() == [0, 0, 1, 1]
+    assert data._groups.grouping.groups.tolist() == [0, 0, 1, 1]
     assert data.num_anchors == 120
 
 
@@ -357,7 +357,7 @@ def test_features(tmp_path):
     assert (data.num_features, data.num_positives, data.num_negatives) == (5, 20, 40)
     features = torch.from_numpy(np.load(tmp_path / "train" / "features.npy"))
     numbers = np.load(tmp_path / "train" / "labels.npy")
-    rows = data._train_split().rows
+    rows = data.split("train").rows
     inputs, labels, index = rows_of(data.train_eval_dataloader())
     assert torch.equal(inputs, features[rows])
     assert labels.tolist() == (numbers[rows] >= 2).astype(int).tolist()
@@ -409,7 +409,7 @@ def crops(image, padding):
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_training_images_are_crops(tmp_path, size, padding, in_memory):
     data = module(write_images(tmp_path, size=size), in_memory=in_memory, mean=[0.0] * 3, std=[1.0] * 3)
-    images = torch.from_numpy(all_pixels("train", size)).permute(0, 3, 1, 2)[data._train_split().rows]
+    images = torch.from_numpy(all_pixels("train", size)).permute(0, 3, 1, 2)[data.split("train").rows]
     allowed = [[crop.flatten() for crop in crops(image, padding)] for image in images]
     seen = set()
     loader = data.train_dataloader()
@@ -511,7 +511,7 @@ def test_splits_survive_pickling(tmp_path):
     write_images(tmp_path / "images")
     write_features(tmp_path / "features")
     for data in (module(tmp_path / "images", image_size=7), module(tmp_path / "features", dataset="features")):
-        for split in (data._train_split(), data._split("val")):
+        for split in (data.split("train"), data.split("val")):
             again = pickle.loads(pickle.dumps(split))
             assert len(again) == len(split)
             _, labels, index = again[[3, 1]]
@@ -546,10 +546,10 @@ def test_setup_reads_what_the_stage_needs(tmp_path):
     for stage, loaded in (("test", {"test"}), ("validate", {"val"}), ("predict", {"test"})):
         data = module(tmp_path)
         data.setup(stage)
-        assert set(data._sources) == loaded
+        assert set(data._source.opened) == loaded
     data = module(tmp_path)
     data.setup("fit")
-    assert set(data._sources) == {"train", "val"}
+    assert set(data._source.opened) == {"train", "val"}
 
 
 def test_data_folder_of_the_environment(tmp_path, monkeypatch):
@@ -651,7 +651,7 @@ def test_cifar(tmp_path, monkeypatch, dataset):
     data.prepare_data()
     data.setup("fit")
     images, numbers = found["train"]
-    rows = data._train_split().rows
+    rows = data.split("train").rows
     negatives = (numbers < 2).sum()
     assert (data.num_negatives, data.num_positives) == (negatives, negatives // 2)
     inputs, labels, _ = rows_of(data.train_eval_dataloader())
@@ -664,7 +664,7 @@ def test_cifar(tmp_path, monkeypatch, dataset):
         inputs, labels, _ = rows_of(loader)
         torch.testing.assert_close(inputs, normalised(images, dataset))
         assert torch.equal(labels, torch.from_numpy((numbers >= 2).astype(int)))
-    assert module(tmp_path, dataset=dataset, positive_classes=["bee"])._grouping()[1].tolist() == [0, 1, 0, 0]
+    assert module(tmp_path, dataset=dataset, positive_classes=["bee"])._groups.grouping.groups.tolist() == [0, 1, 0, 0]
 
 
 def test_cifar_is_downloaded_when_asked(tmp_path, monkeypatch):
@@ -712,18 +712,34 @@ CASES = [
     (images(), {"dataset": "mnist"}, "dataset must be one of cifar10, cifar100, folder, features, got 'mnist'"),
     (images(), {"batch_size": 1}, "batch_size must be an integer of at least 2, got 1"),
     (images(), {"batch_size": 2.5}, "batch_size must be an integer of at least 2, got 2.5"),
-    (images(), {"positives_per_batch": 0}, "positives_per_batch must be an integer of at least 1, got 0"),
+    (images(), {"positives_per_batch": 0}, "positives_per_batch must be None or an integer of at least 1, got 0"),
     (images(), {"positives_per_batch": 6}, "positives_per_batch must be from 1 to batch_size − 1 = 5, got 6"),
-    (images(), {"removed_positives": 1.0}, r"removed_positives must be in \[0, 1\), got 1.0"),
-    (images(), {"removed_positives": -0.1}, r"removed_positives must be in \[0, 1\), got -0.1"),
-    (images(), {"removed_positives": float("nan")}, r"removed_positives must be in \[0, 1\), got nan"),
-    (images(), {"removed_positives": "a"}, r"removed_positives must be in \[0, 1\), got 'a'"),
+    (
+        images(),
+        {"removed_positives": 1.0},
+        r"removed_positives must be a finite number of at least 0 and below 1, got 1.0",
+    ),
+    (
+        images(),
+        {"removed_positives": -0.1},
+        r"removed_positives must be a finite number of at least 0 and below 1, got -0.1",
+    ),
+    (
+        images(),
+        {"removed_positives": float("nan")},
+        r"removed_positives must be a finite number of at least 0 and below 1, got nan",
+    ),
+    (
+        images(),
+        {"removed_positives": "a"},
+        r"removed_positives must be a finite number of at least 0 and below 1, got 'a'",
+    ),
     (images(), {"removed_positives": 0.99}, "removed_positives 0.99 leaves split 'train' none of its 40 positive rows"),
     (images(), {"seed": -1}, "seed must be an integer of at least 0, got -1"),
     (images(), {"eval_batch_size": 0}, "eval_batch_size must be an integer of at least 1, got 0"),
     (images(), {"num_workers": -1}, "num_workers must be an integer of at least 0, got -1"),
-    (images(), {"batches_per_epoch": 0}, "batches_per_epoch must be an integer of at least 1, got 0"),
-    (images(), {"image_size": 0}, "image_size must be an integer of at least 1, got 0"),
+    (images(), {"batches_per_epoch": 0}, "batches_per_epoch must be None or an integer of at least 1, got 0"),
+    (images(), {"image_size": 0}, "image_size must be None or an integer of at least 1, got 0"),
     (images(), {"image_size": 32, "dataset": "cifar10"}, "image_size is only for dataset 'folder', got 32 with 'cifar"),
     (images(), {"mean": [0.0, 0.0]}, r"mean must be 3 finite numbers, got \[0.0, 0.0\]"),
     (images(), {"std": [1.0, 1.0, 0.0]}, r"std must be 3 finite numbers above 0, got \[1.0, 1.0, 0.0\]"),

@@ -147,7 +147,7 @@ CASES = [
     (lambda f: f.head(0), {"batch_size": 1}, r"has 0 row\(s\); at least 2 are needed"),
     (lambda f: f.head(1), {"batch_size": 1}, r"has 1 row\(s\); at least 2 are needed"),
     (lambda f: f, {"batch_size": 31}, "batch_size 31 is larger than the data: there are 30 training rows"),
-    (lambda f: f, {"batch_size": 0}, "batch_size must be a positive integer, got 0"),
+    (lambda f: f, {"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
     (lambda f: f, {"val_fraction": 0.001}, "val_fraction 0.001 of 30 rows leaves no row"),
 ]
 
@@ -368,9 +368,9 @@ def test_new_rows_that_float32_cannot_hold_after_scaling(table, tmp_path):
     ("arguments", "message"),
     [
         ({"dataset": "nothing.csv"}, "neither a file nor one of the known data sets: diabetes, california_housing, ab"),
-        ({"val_fraction": 1.0}, r"val_fraction must be in \[0, 1\), got 1.0"),
+        ({"val_fraction": 1.0}, r"val_fraction must be a finite number of at least 0 and below 1, got 1.0"),
         ({"val_fraction": 0.5, "test_fraction": 0.5}, "must be below 1"),
-        ({"num_workers": -1}, "num_workers must be at least 0"),
+        ({"num_workers": -1}, "num_workers must be an integer of at least 0, got -1"),
         ({"dataset": "diabetes", "target": "bmi"}, "target is part of the data set 'diabetes'"),
     ],
 )
@@ -387,7 +387,7 @@ def test_unreadable_files_and_missing_data_sets(tmp_path, monkeypatch):
     def offline(**arguments):
         raise OSError("no route to host")
 
-    monkeypatch.setattr("scent_lightning.data.tabular.fetch_california_housing", offline)
+    monkeypatch.setattr("scent_lightning.data.known_tables.fetch_california_housing", offline)
     with pytest.raises(InputError, match=r"'california_housing' is neither in data_dir .* nor could it be downloaded"):
         TabularRegressionDataModule("california_housing", data_dir=str(tmp_path)).setup("fit")
 
