@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from pydoc import locate
 from typing import Any, NoReturn
 
 import lightning as L
@@ -20,20 +21,19 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, Pr
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
 
 from scent_lightning.arguments import check_trainer, explain
 from scent_lightning.callbacks import DualVariableMonitor, LastCheckpoint, PredictionWriter
 from scent_lightning.callbacks.lookup import tensorboard_loggers
-from scent_lightning.checkpoint import AtomicCheckpointIO, local_path, read_checkpoint
+from scent_lightning.checkpoint import AtomicCheckpointIO, local_path
 from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.duals.table import IfChanged
 from scent_lightning.errors import InputError
 from scent_lightning.failure import failure, shows_traceback, users_error
 from scent_lightning.named_checkpoints import find_checkpoint, is_word
 from scent_lightning.private_api import checkpoint_io_given
+from scent_lightning.sizes import FromCheckpoint, SizeOfData, sizes_of
 
 __all__ = ["ScentCLI", "default_callbacks", "main"]
 
@@ -61,7 +61,14 @@ def default_callbacks(trainer_config: dict[str, Any], subcommand: str = "fit") -
 
 
 class ScentArgumentParser(LightningArgumentParser):
-    """Says what is wrong in one sentence, with the names that would be right."""
+    """Says what is wrong in one sentence, with the names that would be right; does not ask for sizes of the data."""
+
+    def add_class_arguments(self, class_type: Any, *args: Any, **kwargs: Any) -> list[str]:
+        """As jsonargparse's, but what a task takes from the data need not be given."""
+        if isinstance(class_type, type) and issubclass(class_type, L.LightningModule):
+            kwargs["linked_targets"] = {*(kwargs.get("linked_targets") or ()), *sizes_of(class_type)}
+        added: list[str] = super().add_class_arguments(class_type, *args, **kwargs)
+        return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with code 2 and a sentence instead of the whole usage and jsonargparse's list of attempts."""
@@ -73,42 +80,6 @@ class ScentArgumentParser(LightningArgumentParser):
                 traceback.print_exception(ex)
         print(f"scent-lightning: error: {explain(message)}", file=sys.stderr)
         raise SystemExit(2)
-
-
-class _FromCheckpoint:
-    """Hands a data module what the checkpoint of the run holds of it, once.
-
-    Attributes:
-        path: the checkpoint; None where there is none.
-    """
-
-    def __init__(self) -> None:
-        self.path: Path | None = None
-        self._restored: L.LightningDataModule | None = None
-
-    def __call__(self, data: L.LightningDataModule) -> None:
-        if self.path is None or self._restored is data:
-            return
-        self._restored = data
-        state = read_checkpoint(self.path, mmap=True).get(type(data).__qualname__)
-        if state:
-            data.load_state_dict(apply_to_collection(state, Tensor, Tensor.clone))
-
-
-class _OfData:
-    """A function that gives the data module's attribute, or None where it has none; its name shows in ``--help``.
-
-    Before that ``restore`` hands the data module what a checkpoint holds of it: the sizes of the model follow from it.
-    A class, since the parser is pickled where processes are spawned, and a function within a function cannot be.
-    """
-
-    def __init__(self, name: str, restore: _FromCheckpoint) -> None:
-        self.__name__ = name
-        self.restore = restore
-
-    def __call__(self, data: L.LightningDataModule) -> Any:
-        self.restore(data)
-        return getattr(data, self.__name__, None)
 
 
 def _list(value: Any) -> list[Any]:
@@ -145,8 +116,12 @@ def _setting(cli: LightningCLI, config: Any, key: str, default: Any = None) -> A
 class ScentCLI(LightningCLI):
     """LightningCLI in subclass mode for the task and the data, with the dual update as an argument of its own."""
 
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self._from_checkpoint = FromCheckpoint()
+        super().__init__(*args, **{"parser_class": ScentArgumentParser, **more})
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add ``--dual`` and link what the task learns from it and from the data module."""
+        """Add ``--dual`` and give the task what it says."""
         parser.add_subclass_arguments(
             DualUpdate,
             "dual",
@@ -161,19 +136,26 @@ class ScentCLI(LightningCLI):
             help="What becomes of ν where --ckpt_path has another number of anchors than the data: error, grow (rows "
             "were appended to the data; they start unvisited) or reset (all rows start unvisited).",
         )
-        self._from_checkpoint = _FromCheckpoint()
-        for name in ("num_anchors", "num_features", "num_classes"):
-            of_data = _OfData(name, self._from_checkpoint)
-            parser.link_arguments("data", f"model.init_args.{name}", of_data, apply_on="instantiate")
+
+    def _link_sizes(self, config: Any) -> None:
+        """Have the task's sizes come from the data module, where the user does not give them."""
+        arguments = config.model.get("init_args") or {}
+        task = locate(config.model.class_path)
+        for name, is_needed in sizes_of(task).items() if isinstance(task, type) else ():
+            if name in arguments:
+                size = SizeOfData(name, arguments[name], is_needed, self._from_checkpoint)
+                target = f"model.init_args.{name}"
+                self._parser(self.subcommand).link_arguments("data", target, size, apply_on="instantiate")
 
     def _parse_ckpt_path(self) -> None:
         """What is on the command line is what runs: a checkpoint's hyperparameters do not override it."""
 
     def before_instantiate_classes(self) -> None:
-        """Refuse to evaluate random weights."""
+        """Refuse to evaluate random weights; link the sizes."""
+        config = self.config if self.subcommand is None else self.config[self.subcommand]
+        self._link_sizes(config)
         if self.subcommand is None:
             return
-        config = self.config[self.subcommand]
         checkpoint = config.get("ckpt_path")
         if is_word(checkpoint):
             word, checkpoint = checkpoint, find_checkpoint(checkpoint, config.get("trainer") or {})
@@ -187,7 +169,8 @@ class ScentCLI(LightningCLI):
         if checkpoint is not None and not is_word(checkpoint) and not Path(checkpoint).exists():
             raise InputError(f"ckpt_path {checkpoint} does not exist")
         path = local_path(checkpoint)
-        self._from_checkpoint.path = path if path is not None and path.is_file() else None
+        if self.subcommand == "predict" and path is not None and path.is_file():
+            self._from_checkpoint.path = path  # the data may lack what the training rows told of the model
         if config.get("weights_only") is False:
             raise InputError(
                 "weights_only must not be false: what a checkpoint holds besides plain data could run code"
@@ -275,7 +258,6 @@ def main(args: ArgsType = None) -> None:
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
             parser_kwargs={"description": "Compositional entropic risk minimisation with PyTorch Lightning."},
-            parser_class=ScentArgumentParser,
             args=args,
         )
     except Exception as error:

@@ -124,7 +124,8 @@ class CLIPTask(BaseTask):
         dual_placement: Placement = "module",
     ) -> None:
         super().__init__(lr, weight_decay=weight_decay)
-        checked_number("tau", tau, above=0, or_none=True)
+        if tau is not None:
+            checked_number("tau", tau, above=0)
         if not 0 < min_tau <= (min_tau if tau is None else tau) <= max_tau < math.inf:
             raise InputError(f"min_tau, tau and max_tau must rise from above 0, got {min_tau!r}, {tau!r}, {max_tau!r}")
         checked_number("epsilon", epsilon, least=0)

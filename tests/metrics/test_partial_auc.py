@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from scent_lightning.errors import InputError
+from scent_lightning.functional import roc as module
 from scent_lightning.metrics import OneWayPartialAUC, PartialAUCObjective, TwoWayPartialAUC
-from scent_lightning.metrics import partial_auc as module
 from scent_lightning.metrics.partial_auc import (
     partial_auc,
     partial_auc_objective,
