@@ -41,6 +41,7 @@ __all__ = [
     "ExponentialPart",
     "WeightStep",
     "WeightStepRule",
+    "checked_weight_step",
     "exponential_part",
     "proximal_gradients",
     "takes_exponential_part",
@@ -63,7 +64,6 @@ class WeightStep(NamedTuple):
     scale: float
 
 
-@torch.no_grad()
 def proximal_gradients(
     optimizer: Optimizer, exponential: Number, loss_scale: float = 1.0, gradients_scale: float = 1.0
 ) -> WeightStep | None:
@@ -125,6 +125,8 @@ def learning_rate(optimizer: Optimizer, group: dict[str, Any]) -> float:
         InputError: there is none, or one below 0.
     """
     rate = group.get("lr")
+    if type(rate) is float and 0 <= rate < math.inf:  # as a rule; the rest takes longer
+        return rate
     if not isinstance(rate, int | float | Tensor) or isinstance(rate, bool):
         raise InputError(
             f"weight_step 'proximal' needs the learning rate of each parameter group, and {type(optimizer).__name__} "
@@ -142,6 +144,8 @@ def _values(parameter: Tensor) -> Tensor:
     """The numbers of a parameter's gradient, those of a sparse one with each row once."""
     gradient = parameter.grad
     assert gradient is not None
+    if gradient.requires_grad:  # as after backward with create_graph
+        gradient = gradient.detach()
     if not gradient.is_sparse:
         return gradient
     rows, values = entries(gradient)
@@ -161,17 +165,16 @@ def _numbers(values: Sequence[Number]) -> list[float]:
 
 
 def _log_sum_of_squares(sizes: list[float], rates: list[float], values: list[Tensor]) -> float:
-    """Log Σ η‖g‖², −∞ for 0, without overflow."""
+    """The logarithm of Σ η‖g‖², −∞ for 0, without overflow."""
+    if all(1e-15 < size < 1e15 for size in sizes):
+        total = sum(rate * size * size for rate, size in zip(rates, sizes, strict=True))
+        return math.log(total) if total > 0 else -math.inf
     logs = []
     for size, rate, gradient in zip(sizes, rates, values, strict=True):
-        if not 1e-15 < size < math.inf:  # perhaps since a square is out of the range of the dtype
-            size, log_unit = _norm_in_units(gradient)
-        else:
-            log_unit = 0.0
-        if rate > 0 and size != 0:
-            logs.append(math.log(rate) + 2 * (math.log(size) + log_unit))
-    if len(logs) == 1:
-        return logs[0]
+        # A square may have been out of the range of the dtype.
+        norm, log_unit = (size, 0.0) if 1e-15 < size < 1e15 else _norm_in_units(gradient)
+        if rate > 0 and norm != 0:
+            logs.append(math.log(rate) + 2 * (math.log(norm) + log_unit))
     largest = max(logs, default=-math.inf)
     return largest if math.isinf(largest) else largest + math.log(sum(math.exp(log - largest) for log in logs))
 
@@ -196,6 +199,8 @@ def exponential_part(variable: DualVariable, risk: Tensor) -> Number:
         variable: its :meth:`DualVariable.entropic_risk` has just returned the risk, in training.
         risk: what it returned.
     """
+    if (of_one := variable.__dict__.get("_last_of_one")) is not None and variable.update.has_exponential_objective:
+        return math.exp(of_one[4] - of_one[1])  # as below, of one anchor in plain numbers
     step = variable.last_step
     assert step is not None
     log_mean, nu = step.log_mean, step.nu.to(step.log_mean.dtype)
@@ -259,6 +264,11 @@ class ExponentialPart:
         self._total, self._taken = (None if bool(own.isnan()) else own.item() * scale), False
 
 
+def checked_weight_step(word: Any) -> Any:
+    """Return ``word`` if it is "proximal" or "gradient", else raise InputError."""
+    return checked_choice("weight_step", word, get_args(WeightStepRule))
+
+
 def takes_exponential_part(method: _Risk) -> _Risk:
     """Have a module's method that returns the risk of a dual, by name, tell the module's ExponentialPart of it."""
 
@@ -266,7 +276,8 @@ def takes_exponential_part(method: _Risk) -> _Risk:
     def watched(module: Any, name: str, *args: Any, **kwargs: Any) -> Tensor:
         risk = method(module, name, *args, **kwargs)
         if module.weight_step != "gradient" and module.updates_duals():
-            checked_choice("weight_step", module.weight_step, get_args(WeightStepRule))
+            if module.weight_step != "proximal":
+                checked_weight_step(module.weight_step)
             module._exponential_part.watch(module.duals[name], risk)
         return risk
 

@@ -20,6 +20,7 @@ from scent_lightning.checkpoint import read_plain
 from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import DualUpdate, DualVariable, DualVariableMixin, exchange
 from scent_lightning.duals.variable import Placement, verify_together
+from scent_lightning.duals.weight_step import WeightStepRule, checked_weight_step
 from scent_lightning.errors import InputError
 from scent_lightning.functional import Everyone, contrastive_log_means, contrastive_loss, contrastive_scores
 from scent_lightning.metrics import RetrievalRecall
@@ -77,6 +78,7 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         lock_image: freeze the image tower (open_clip's "locked-image tuning").
         lock_text: freeze the text tower.
         dual_placement: "module" keeps the tables of ν on the module's device, "cpu" in main memory.
+        weight_step: as of the other tasks; "proximal" leaves AdamW's gradients alone, whose size does not matter to it.
 
     Raises:
         InputError: an argument out of its range, an architecture that open_clip does not know (near names are listed),
@@ -125,8 +127,10 @@ class CLIPTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         lock_image: bool = False,
         lock_text: bool = False,
         dual_placement: Placement = "module",
+        weight_step: WeightStepRule = "gradient",
     ) -> None:
         super().__init__()
+        self.weight_step = checked_weight_step(weight_step)
         if tau is not None:
             check_tau(tau)
         if not 0 < min_tau <= (min_tau if tau is None else tau) <= max_tau < math.inf:

@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from torchmetrics import MaxMetric, MeanSquaredError
 
 from scent_lightning.duals import DualUpdate, DualVariableMixin
+from scent_lightning.duals.weight_step import WeightStepRule, checked_weight_step
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.metrics.entropic_risk import EntropicRisk, check_tau
@@ -61,6 +62,8 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         weight_decay: L2 penalty of SGD, at least 0.
         optimizer: another optimiser by class path, with its own settings; replaces the four above.
         lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
+        weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows, in place of
+            clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
 
     Raises:
         InputError: an argument out of its range; in a step a batch that is not (features, target, index), a target that
@@ -93,8 +96,10 @@ class DRORegressionTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         weight_decay: float = 0.0,
         optimizer: OptimizerCallable | None = None,
         lr_schedule: LearningRateSchedule = "cosine",
+        weight_step: WeightStepRule = "gradient",
     ) -> None:
         super().__init__()
+        self.weight_step = checked_weight_step(weight_step)
         if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 1:
             raise InputError(f"num_features must be a positive integer, got {num_features!r}")
         for name, value, allowed in (

@@ -16,6 +16,7 @@ from torchmetrics import MeanMetric
 
 from scent_lightning.duals import DualUpdate, DualVariable, DualVariableMixin, exchange
 from scent_lightning.duals.variable import Placement
+from scent_lightning.duals.weight_step import WeightStepRule, checked_weight_step
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Negatives
@@ -74,6 +75,8 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
         top_k: number of classes that ``predict`` gives.
         class_chunk: classes scored at a time in evaluation; memory is batch × ``class_chunk`` numbers.
         dual_placement: "module" keeps the table of ν on the module's device, "cpu" in main memory.
+        weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows, in place of
+            clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
 
     Raises:
         InputError: an argument out of its range; in a step a batch that is not (inputs, labels, index), or labels that
@@ -107,8 +110,10 @@ class ExtremeClassificationTask(TrainLossMixin, DualVariableMixin, L.LightningMo
         top_k: int = 5,
         class_chunk: int = 16384,
         dual_placement: Placement = "module",
+        weight_step: WeightStepRule = "gradient",
     ) -> None:
         super().__init__()
+        self.weight_step = checked_weight_step(weight_step)
         for name, value in (("top_k", top_k), ("class_chunk", class_chunk)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} must be a positive integer, got {value!r}")

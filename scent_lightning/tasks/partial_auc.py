@@ -15,6 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from scent_lightning.checkpoint import read_plain
 from scent_lightning.duals import DualUpdate, DualVariableMixin, exchange
+from scent_lightning.duals.weight_step import WeightStepRule, checked_weight_step
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32, check_surrogate, pairwise_scores
 from scent_lightning.metrics import OneWayPartialAUC, PartialAUCObjective, TwoWayPartialAUC
@@ -86,6 +87,8 @@ class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         weight_decay: L2 penalty of SGD, at least 0.
         optimizer: another optimiser by class path, with its own settings; replaces the three above.
         lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
+        weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows, in place of
+            clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
 
     Raises:
         InputError: an argument out of its range; before training a backbone checkpoint that does not match (which
@@ -126,8 +129,10 @@ class PartialAUCTask(TrainLossMixin, DualVariableMixin, L.LightningModule):
         weight_decay: float = 0.0,
         optimizer: OptimizerCallable | None = None,
         lr_schedule: LearningRateSchedule = "cosine",
+        weight_step: WeightStepRule = "gradient",
     ) -> None:
         super().__init__()
+        self.weight_step = checked_weight_step(weight_step)
         for name, value, kinds in (("loss", loss, Loss), ("score", score, Score)):
             if value not in get_args(kinds):
                 raise InputError(f"{name} must be one of {', '.join(get_args(kinds))}, got {value!r}")
