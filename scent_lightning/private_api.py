@@ -263,23 +263,29 @@ def entries(gradient: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def norms(tensors: list[Tensor]) -> list[Tensor]:
-    """The Euclidean norm of each tensor, a scalar in float32 or better, in one launch for many on a GPU.
+    """The Euclidean norm of each tensor, a scalar in float32 or better; of many on a GPU in one launch.
 
     torch has this for its own clipping of gradients, where the norms of half precision overflow.
     """
-    if len(tensors) > 1 and hasattr(torch, "_foreach_norm"):
-        wider = [t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors]
-        return list(torch._foreach_norm(wider))
-    return [torch.linalg.vector_norm(t, dtype=None if t.itemsize >= 4 else torch.float32) for t in tensors]
+    if _together(tensors) and hasattr(torch, "_foreach_norm"):
+        return list(torch._foreach_norm([t.float() if t.itemsize < 4 else t for t in tensors]))
+    norm = torch.linalg.vector_norm
+    return [norm(t) if t.itemsize >= 4 else norm(t, dtype=torch.float32) for t in tensors]
 
 
 def multiply(tensors: list[Tensor], factor: float) -> None:
-    """Multiply tensors by a number in place, in one launch for many on a GPU."""
-    if len(tensors) > 1 and hasattr(torch, "_foreach_mul_"):
+    """Multiply tensors by a number in place; many on a GPU in one launch."""
+    if _together(tensors) and hasattr(torch, "_foreach_mul_"):
         torch._foreach_mul_(tensors, factor)
     else:
+        # torch takes a third of the time to multiply by a tensor that it takes by a number.
+        by = torch.full((), factor, dtype=torch.float64) if tensors[0].device.type == "cpu" else factor
         for tensor in tensors:
-            tensor.mul_(factor)
+            tensor.mul_(by)
+
+
+def _together(tensors: list[Tensor]) -> bool:
+    return len(tensors) > 1 and tensors[0].device.type != "cpu"
 
 
 def unscales_itself(of: Optimizer) -> bool:

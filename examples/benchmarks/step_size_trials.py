@@ -2,9 +2,9 @@
 
 A problem is a cell of robust regression (as configs/dro_CELL.yaml says), partial AUC with a known optimum (as
 examples/pauc_known_optimum.py, with 32 or 4 negatives a batch) or the glyphs (as examples/compare_xc.py). Batches,
-learning rates and clipping are theirs; only log α and the guard are a rule's own: add yours to RULES. Printed is, mean
-over seeds (and the worst), the gap to the optimum in percent, or for the glyphs the exact cross-entropy of 8,000
-training rows.
+learning rates and clipping are theirs; log α, the guard, a factor of the learning rate and the step for the weights are
+a rule's own: add yours to RULES. Printed is, mean over seeds (and the worst), the gap to the optimum in percent, or for
+the glyphs the exact cross-entropy of 8,000 training rows.
 
     python examples/benchmarks/step_size_trials.py --problems california_tau0.2 --seeds 0 1 2
     python examples/benchmarks/step_size_trials.py --problems pauc_4_tau0.1 --pauc-features runs/pauc/features
@@ -33,6 +33,7 @@ from compare_xc import SETTINGS as XC_SETTINGS
 from compare_xc import fixed_rows
 from reproduce_dro_table import CELLS, CONFIGS, data_module, least_objective, temperature, training_rows
 
+from scent_lightning.functional import lambert_w
 from scent_lightning.updates.auto import AutoConstants, AutoStepSize
 from scent_lightning.updates.windows import FEW_ANCHORS, WindowSums
 
@@ -57,6 +58,9 @@ class Rule:
         variance: of ν, below which c rises no further.
         share: of the visits so far, over which the average goes back while they are few.
         lr: factor of the learning rate.
+        decades: by how many powers of ten the learning rate falls over the run; None is to 0, by half a cosine.
+        clip: whether the gradient is clipped as the problem has it.
+        proximal: whether the step for the weights is the proximal one, in the exponential part of the loss.
         seed: of the batches.
     """
 
@@ -70,6 +74,9 @@ class Rule:
     variance: float = AUTO.variance
     share: float = AUTO.share
     lr: float = 1.0
+    decades: float | None = None
+    clip: bool = True
+    proximal: bool = False
     seed: int = 0
 
     def auto(self, anchors: int, epoch: float) -> AutoStepSize:
@@ -162,6 +169,56 @@ class StepSizes:
         return moved
 
 
+class WeightSteps:
+    """Learning rates of many runs, and what multiplies their gradients.
+
+    Args:
+        rules: one for each run.
+        lr: of the problem.
+        device: where the numbers are.
+    """
+
+    def __init__(self, rules: list[Rule], lr: float, device: str) -> None:
+        def column(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float64, device=device)
+
+        self.lr = column([lr * rule.lr for rule in rules])
+        self.decades = column([math.nan if rule.decades is None else rule.decades for rule in rules])
+        self.proximal = column([rule.proximal for rule in rules]) > 0
+        self.clip = column([rule.clip for rule in rules]) > 0
+
+    def rates(self, progress: float) -> Tensor:
+        """The learning rate of each run now, shape ``(R,)``."""
+        factor = torch.where(self.decades.isnan(), remaining(progress).to(self.lr), 10 ** (-self.decades * progress))
+        return self.lr * factor
+
+    def scaled(self, gradient: Tensor, log_part: Tensor, progress: float, log_c: float = 0.0) -> Tensor:
+        """The gradients of the runs with a proximal step multiplied by W(a)/a, shape ``(R, …)``.
+
+        Args:
+            gradient: of c E, shape ``(R, …)``.
+            log_part: ℓ − ν of the anchors of the batch, shape ``(R, B)``: E is the mean of its exponential.
+            progress: fraction of the run that is done.
+            log_c: the logarithm of what the loss multiplies E by.
+        """
+        if not self.proximal.any():
+            return gradient
+        flat = gradient.flatten(1)
+        largest = flat.abs().amax(dim=1).double().clamp(min=1e-300)
+        log_norm = (flat / largest.unsqueeze(1).to(flat)).norm(dim=1).double().log() + largest.log()
+        log_a = self.rates(progress).log() + 2 * log_norm - log_mean_exp(log_part) - log_c
+        half = (lambert_w(log_a, from_log=True) / -2).exp()
+        half = torch.where(self.proximal, half, 1.0).view(-1, *[1] * (gradient.ndim - 1)).to(gradient)
+        return gradient * half * half
+
+    def clipped(self, gradient: Tensor, norm: float | None) -> Tensor:
+        """Of no larger norm, where the rule has it so."""
+        if norm is None:
+            return gradient
+        factor = (norm / (gradient.norm(dim=1) + 1e-6)).clamp(max=1)
+        return gradient * torch.where(self.clip, factor, 1.0).unsqueeze(1)
+
+
 def orders(size: int, rules: list[Rule], generators: dict[int, torch.Generator], device: str) -> Tensor:
     """A permutation for each run, the same for the same seed, shape ``(R, size)``."""
     drawn = {seed: torch.randperm(size, generator=generator) for seed, generator in generators.items()}
@@ -208,7 +265,7 @@ def regression(
     rows, target = rows.to(device), target.to(device)
     weights = torch.linalg.lstsq(rows, target.unsqueeze(1)).solution.T.repeat(len(rules), 1)
     momentum = torch.zeros_like(weights)
-    lr = torch.tensor([[setting.lr * rule.lr] for rule in rules], dtype=torch.float64, device=device)
+    weight_steps = WeightSteps(rules, setting.lr, device)
     steps = setting.epochs * -(-len(target) // setting.batch_size)
     sizes = StepSizes(rules, 1, 1 / setting.epochs, device)
     only = torch.zeros(len(rules), 1, dtype=torch.int64, device=device)
@@ -220,13 +277,14 @@ def regression(
             inputs = rows[chosen]
             residual = torch.bmm(inputs, weights.unsqueeze(2)).squeeze(2) - target[chosen]
             scores = residual.square() / tau
-            nu = sizes.step(nu, log_mean_exp(scores).unsqueeze(1), only, step / steps)
+            log_mean = log_mean_exp(scores).unsqueeze(1)
+            nu = sizes.step(nu, log_mean, only, step / steps)
             factor = (scores - nu).clamp(max=600).exp() * residual * (2 / chosen.shape[1])
             gradient = torch.bmm(factor.unsqueeze(1), inputs).squeeze(1)
-            if clip is not None:
-                gradient *= (clip / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
+            gradient = weight_steps.scaled(gradient, log_mean - nu, step / steps, math.log(tau))
+            gradient = weight_steps.clipped(gradient, clip)
             momentum = 0.9 * momentum + gradient
-            weights = weights - lr * float(remaining(step / steps)) * (gradient + 0.9 * momentum)
+            weights = weights - weight_steps.rates(step / steps).unsqueeze(1) * (gradient + 0.9 * momentum)
             step += 1
     return (tau * log_mean_exp((weights @ rows.T - target).square() / tau)).tolist()
 
@@ -248,7 +306,7 @@ def partial_auc(
     positives, negatives = positives.to(device), negatives.to(device)
     batch, margin = setting.batch_size, pauc_known_optimum.MARGIN
     steps = setting.epochs * ((len(positives) + len(negatives)) // (2 * batch))
-    rate = torch.tensor([[setting.lr * rule.lr] for rule in rules], dtype=torch.float64, device=device)
+    weight_steps = WeightSteps(rules, setting.lr, device)
     sizes = StepSizes(rules, len(positives), 1 / setting.epochs, device)
     weights = torch.zeros(len(rules), positives.shape[1], dtype=torch.float64, device=device)
     momentum = torch.zeros_like(weights)
@@ -265,12 +323,14 @@ def partial_auc(
         by_high, by_low = (torch.bmm(rows, weights.unsqueeze(2)).squeeze(2) for rows in (high, low))
         hinge = (by_low.unsqueeze(1) - by_high.unsqueeze(2) + margin).relu_()
         scores = hinge.square() / tau
-        moved = sizes.step(nu.gather(1, index), log_mean_exp(scores), index, step / steps)
+        log_mean = log_mean_exp(scores)
+        moved = sizes.step(nu.gather(1, index), log_mean, index, step / steps)
         nu.scatter_(1, index, moved)
         factor = (scores - moved.unsqueeze(2)).exp_() * hinge * (2 / (batch * count))
         gradient = torch.bmm(factor.sum(dim=1).unsqueeze(1), low) - torch.bmm(factor.sum(dim=2).unsqueeze(1), high)
-        momentum = 0.9 * momentum + gradient.squeeze(1)
-        weights = weights - rate * float(remaining(step / steps)) * momentum
+        gradient = weight_steps.scaled(gradient.squeeze(1), log_mean - moved, step / steps, math.log(tau))
+        momentum = 0.9 * momentum + gradient
+        weights = weights - weight_steps.rates(step / steps).unsqueeze(1) * momentum
     return weights
 
 
@@ -308,7 +368,7 @@ def classification(features: Tensor, labels: Tensor, setting: Setting, rules: li
     weights = torch.zeros(runs * classes, width, device=device)
     nu = torch.full((runs * size,), math.nan, device=device)
     sizes = StepSizes(rules, size, 1 / setting.epochs, device)
-    lr = torch.tensor([setting.lr * rule.lr for rule in rules], device=device)
+    weight_steps = WeightSteps(rules, setting.lr, device)
     run = torch.arange(runs, device=device).unsqueeze(1)
     before = torch.ones(setting.batch_size, setting.batch_size, dtype=torch.bool, device=device).tril(-1)
     generators, step = seeded(rules), 0
@@ -332,11 +392,18 @@ def classification(features: Tensor, labels: Tensor, setting: Setting, rules: li
             weight = ((largest.squeeze(2) - moved).exp() / (number * index.shape[1])).float()
             gradient = exponentials * weight.unsqueeze(2)
             gradient -= torch.diag_embed(gradient.sum(dim=2))
-            rate = -lr * float(remaining(step / steps))
-            moves = torch.bmm(gradient.transpose(1, 2), inputs) * rate.view(-1, 1, 1)
+            moves = torch.bmm(gradient.transpose(1, 2), inputs)
+            if weight_steps.proximal.any():
+                moves = weight_steps.scaled(summed(moves, equal, first), log_mean - moved, step / steps)
+            moves *= -weight_steps.rates(step / steps).to(moves).view(-1, 1, 1)
             weights.index_add_(0, places, moves.view(-1, width))
             step += 1
     return weights.view(runs, classes, width)
+
+
+def summed(rows: Tensor, equal: Tensor, first: Tensor) -> Tensor:
+    """Rows of one class added up in the first of them, the others 0, shape ``(R, B, D)``."""
+    return torch.bmm((equal & first.unsqueeze(2)).to(rows), rows)
 
 
 def cross_entropies(weights: Tensor, features: Tensor, labels: Tensor) -> list[float]:
@@ -400,6 +467,11 @@ RULES: dict[str, Rule | Callable[[Rule], Rule]] = {
     "auto, until 0.5": Rule(until=0.5),
     "auto, until 0.9": Rule(until=0.9),
     "auto, guard 2": Rule(guard=2.0),
+    "auto, no clipping": Rule(clip=False),
+    **{
+        f"auto, proximal, {factor:g} lr": Rule(proximal=True, clip=False, lr=factor) for factor in (1, 3, 10, 100, 1000)
+    },
+    "auto, proximal, 1000 lr to 0.01": Rule(proximal=True, clip=False, lr=1e3, decades=5),
 }
 
 
@@ -415,6 +487,7 @@ def add_trial_arguments(parser: argparse.ArgumentParser) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", default=list(CELLS), choices=PROBLEMS, help="which (the six cells)")
+    parser.add_argument("--rules", nargs="+", default=[""], help="those whose names contain one of these words (all)")
     parser.add_argument("--pauc-features", type=Path, help="folder 'features' that pauc_known_optimum.py made")
     add_trial_arguments(parser)
     arguments = parser.parse_args()
@@ -423,6 +496,7 @@ def main() -> None:
         start = time.perf_counter()
         hand = by_hand(problem)
         named = {"by hand": hand, **{name: rule(hand) if callable(rule) else rule for name, rule in RULES.items()}}
+        named = {name: rule for name, rule in named.items() if any(word in name for word in arguments.rules)}
         runs = [replace(rule, seed=seed) for rule in named.values() for seed in arguments.seeds]
         values = trial(problem, runs, arguments)
         found[problem] = {}

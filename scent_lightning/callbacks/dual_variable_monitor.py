@@ -40,6 +40,9 @@ class DualVariableMonitor(L.Callback):
     ``dual/NAME/reference``         SCENT with log α "auto": the least windowed mean of ν so far, once there is one
     ==============================  ===================================================================================
 
+    Where the weights take a proximal step (``weight_step``), also ``weights/decrease``, the nats W(a) that the step
+    takes off its own batch in its model, and ``weights/scale``, what the gradient was multiplied by.
+
     At the end of every epoch, over the visited anchors of the table: ``dual/NAME/table_mean``, the quantiles
     ``table_q01``, ``table_q25``, ``table_q50``, ``table_q75`` and ``table_q99``, the fraction of anchors ``visited``,
     and with TensorBoard a histogram, ``dual/NAME/histogram``. Of a table with more than two million anchors, mean,
@@ -78,6 +81,9 @@ class DualVariableMonitor(L.Callback):
             if variable.last_step is not None:
                 for key, value in batch_statistics(variable, variable.last_step).items():
                     metrics[f"dual/{name}/{key}"] = value
+        weight_step = getattr(pl_module, "last_weight_step", None)
+        if weight_step is not None:
+            metrics |= {"weights/decrease": weight_step.decrease, "weights/scale": weight_step.scale}
         self._log(trainer, metrics, step - 1)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Sequence
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.trainer.states import RunningStage
@@ -23,6 +23,7 @@ from scent_lightning.duals.weight_step import (
     WeightStep,
     WeightStepRule,
     check_training,
+    checked_weight_step,
     proximal_gradients,
     scales,
     takes_proximal,
@@ -39,7 +40,6 @@ from scent_lightning.private_api import (
 from scent_lightning.progress import check_progress, run_progress
 from scent_lightning.summary import announce
 from scent_lightning.updates import DualUpdate
-from scent_lightning.validation import checked_choice
 
 __all__ = ["DualVariableMixin"]
 
@@ -170,7 +170,7 @@ class DualVariableMixin(L.LightningModule):
             progress = self.dual_progress() if progress is None else check_progress(progress)
             if self.weight_step == "gradient":
                 return step.entropic_risk(tables, samples, index, progress)
-            checked_choice("weight_step", self.weight_step, get_args(WeightStepRule))
+            checked_weight_step(self.weight_step)
             risk = step.entropic_risk(tables, samples, index, progress)
             self._exponential_part.watch(tables, samples, risk)
             return risk
@@ -268,7 +268,7 @@ class DualVariableMixin(L.LightningModule):
         self._resumption.start(self, self._variables())
 
         if self.weight_step != "gradient":
-            checked_choice("weight_step", self.weight_step, get_args(WeightStepRule))
+            checked_weight_step(self.weight_step)
             check_training(self.trainer)
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
@@ -293,7 +293,8 @@ class DualVariableMixin(L.LightningModule):
         exponential = self._exponential_part.take()
         if takes_proximal(optimizer):
             factors = scales(trainer_of(self), optimizer) if loss_scale is None else (loss_scale, 1.0)
-            self.last_weight_step = proximal_gradients(optimizer, exponential, *factors)
+            # Not by way of nn.Module's __setattr__, which looks for parameters first.
+            self.__dict__["last_weight_step"] = proximal_gradients(optimizer, exponential, *factors)
 
     def on_train_epoch_end(self) -> None:
         """Learn how long an epoch is in a run that ends by the clock."""

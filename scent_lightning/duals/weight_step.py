@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import lightning as L
 import torch
@@ -37,11 +37,13 @@ from scent_lightning.errors import InputError
 from scent_lightning.functional import lambert_w_of_log, wide
 from scent_lightning.optim import RowSparseSGD
 from scent_lightning.private_api import entries, multiply, norms, unscales_itself
+from scent_lightning.validation import checked_choice
 
 __all__ = [
     "ExponentialPart",
     "WeightStep",
     "WeightStepRule",
+    "checked_weight_step",
     "exponential_part",
     "proximal_gradients",
 ]
@@ -61,7 +63,6 @@ class WeightStep(NamedTuple):
     scale: float
 
 
-@torch.no_grad()
 def proximal_gradients(
     optimizer: Optimizer, exponential: Number, loss_scale: float = 1.0, gradients_scale: float = 1.0
 ) -> WeightStep | None:
@@ -123,6 +124,8 @@ def learning_rate(optimizer: Optimizer, group: dict[str, Any]) -> float:
         InputError: there is none, or one below 0.
     """
     rate = group.get("lr")
+    if type(rate) is float and 0 <= rate < math.inf:  # as a rule; the rest takes longer
+        return rate
     if not isinstance(rate, int | float | Tensor) or isinstance(rate, bool):
         raise InputError(
             f"weight_step 'proximal' needs the learning rate of each parameter group, and {type(optimizer).__name__} "
@@ -140,6 +143,8 @@ def _values(parameter: Tensor) -> Tensor:
     """The numbers of a parameter's gradient, those of a sparse one with each row once."""
     gradient = parameter.grad
     assert gradient is not None
+    if gradient.requires_grad:  # as after backward with create_graph
+        gradient = gradient.detach()
     if not gradient.is_sparse:
         return gradient
     rows, values = entries(gradient)
@@ -159,17 +164,16 @@ def _numbers(values: Sequence[Number]) -> list[float]:
 
 
 def _log_sum_of_squares(sizes: list[float], rates: list[float], values: list[Tensor]) -> float:
-    """Log Σ η‖g‖², −∞ for 0, without overflow."""
+    """The logarithm of Σ η‖g‖², −∞ for 0, without overflow."""
+    if all(1e-15 < size < 1e15 for size in sizes):
+        total = sum(rate * size * size for rate, size in zip(rates, sizes, strict=True))
+        return math.log(total) if total > 0 else -math.inf
     logs = []
     for size, rate, gradient in zip(sizes, rates, values, strict=True):
-        if not 1e-15 < size < math.inf:  # perhaps since a square is out of the range of the dtype
-            size, log_unit = _norm_in_units(gradient)
-        else:
-            log_unit = 0.0
-        if rate > 0 and size != 0:
-            logs.append(math.log(rate) + 2 * (math.log(size) + log_unit))
-    if len(logs) == 1:
-        return logs[0]
+        # A square may have been out of the range of the dtype.
+        norm, log_unit = (size, 0.0) if 1e-15 < size < 1e15 else _norm_in_units(gradient)
+        if rate > 0 and norm != 0:
+            logs.append(math.log(rate) + 2 * (math.log(norm) + log_unit))
     largest = max(logs, default=-math.inf)
     return largest if math.isinf(largest) else largest + math.log(sum(math.exp(log - largest) for log in logs))
 
@@ -266,6 +270,11 @@ class ExponentialPart:
         """Set what :meth:`state` gave; with another number of processes, the mean over those of before."""
         own = totals[rank] if len(totals) == processes else totals.nansum() / len(totals)
         self._total, self._taken = (None if bool(own.isnan()) else own.item() * scale), False
+
+
+def checked_weight_step(word: Any) -> Any:
+    """Return ``word`` if it is "proximal" or "gradient", else raise InputError."""
+    return checked_choice("weight_step", word, get_args(WeightStepRule))
 
 
 # -------------------------------------------------------------------- under a Trainer

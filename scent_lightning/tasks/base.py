@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
 
 from scent_lightning.duals import DualVariableMixin
+from scent_lightning.duals.weight_step import WeightStepRule, checked_weight_step
 from scent_lightning.optim import check_sgd
 from scent_lightning.tasks.batches import three_parts
 from scent_lightning.tasks.training import LearningRateSchedule, TrainLossMixin, check_trains, scheduled_optimizer
@@ -42,6 +43,8 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
         nesterov: Nesterov's form of the momentum; without momentum of no effect.
         optimizer: another optimiser by class path, with its own settings; replaces the four above.
         lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
+        weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows, in place of
+            clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
 
     Raises:
         InputError: an argument out of its range.
@@ -85,8 +88,10 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
         nesterov: bool = False,
         optimizer: OptimizerCallable | None = None,
         lr_schedule: LearningRateSchedule = "cosine",
+        weight_step: WeightStepRule = "gradient",
     ) -> None:
         super().__init__()
+        self.weight_step = checked_weight_step(weight_step)
         check_sgd(lr, momentum, weight_decay)
         checked_choice("lr_schedule", lr_schedule, get_args(LearningRateSchedule))
         self.lr = lr

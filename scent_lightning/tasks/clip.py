@@ -15,6 +15,7 @@ from scent_lightning import distributed
 from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import ContrastiveSamples, DualUpdate
 from scent_lightning.duals.table import Placement
+from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import InputError
 from scent_lightning.metrics import RetrievalRecall
 from scent_lightning.modules.open_clip_model import build_model, read_architecture
@@ -72,6 +73,7 @@ class CLIPTask(BaseTask):
         lock_image: freeze the image tower (open_clip's "locked-image tuning").
         lock_text: freeze the text tower.
         dual_placement: "module" keeps the tables of ν on the module's device, "cpu" in main memory.
+        weight_step: as of the other tasks; "proximal" leaves AdamW's gradients alone, whose size does not matter to it.
 
     Raises:
         InputError: an argument out of its range, an architecture that open_clip does not know (near names are listed),
@@ -122,8 +124,9 @@ class CLIPTask(BaseTask):
         lock_image: bool = False,
         lock_text: bool = False,
         dual_placement: Placement = "module",
+        weight_step: WeightStepRule = "gradient",
     ) -> None:
-        super().__init__(lr, weight_decay=weight_decay)
+        super().__init__(lr, weight_decay=weight_decay, weight_step=weight_step)
         if tau is not None:
             checked_number("tau", tau, above=0)
         if not 0 < min_tau <= (min_tau if tau is None else tau) <= max_tau < math.inf:

@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from torchmetrics import MaxMetric, MeanSquaredError
 
 from scent_lightning.duals import DualUpdate
+from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.metrics import EntropicRisk
@@ -58,6 +59,8 @@ class DRORegressionTask(BaseTask):
         weight_decay: L2 penalty of SGD, at least 0.
         optimizer: another optimiser by class path, with its own settings; replaces the four above.
         lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
+        weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows, in place of
+            clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
 
     Raises:
         InputError: an argument out of its range; in a step a batch that is not (features, target, index), a target that
@@ -90,8 +93,9 @@ class DRORegressionTask(BaseTask):
         weight_decay: float = 0.0,
         optimizer: OptimizerCallable | None = None,
         lr_schedule: LearningRateSchedule = "cosine",
+        weight_step: WeightStepRule = "gradient",
     ) -> None:
-        super().__init__(lr, momentum, weight_decay, nesterov, optimizer, lr_schedule)
+        super().__init__(lr, momentum, weight_decay, nesterov, optimizer, lr_schedule, weight_step)
         checked_integer("num_features", num_features)
         self.loss = checked_choice("loss", loss, get_args(Loss))
         self.initial = checked_choice("initial", initial, get_args(Initial))

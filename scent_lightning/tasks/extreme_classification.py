@@ -17,6 +17,7 @@ from torchmetrics import MeanMetric
 from scent_lightning import distributed
 from scent_lightning.duals import DenseScores, DualUpdate, DualVariable, DualVariableMixin, Samples
 from scent_lightning.duals.table import Placement
+from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.metrics import TopKAccuracy
@@ -78,6 +79,8 @@ class ExtremeClassificationTask(BaseTask):
         top_k: number of classes that ``predict`` gives.
         class_chunk: classes scored at a time in evaluation; memory is batch × ``class_chunk`` numbers.
         dual_placement: "module" keeps the table of ν on the module's device, "cpu" in main memory.
+        weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows, in place of
+            clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
 
     Raises:
         InputError: an argument out of its range; in a step a batch that is not (inputs, labels, index), or labels that
@@ -111,8 +114,11 @@ class ExtremeClassificationTask(BaseTask):
         top_k: int = 5,
         class_chunk: int = 16384,
         dual_placement: Placement = "module",
+        weight_step: WeightStepRule = "gradient",
     ) -> None:
-        super().__init__(lr, momentum, weight_decay, optimizer=optimizer, lr_schedule=lr_schedule)
+        super().__init__(
+            lr, momentum, weight_decay, optimizer=optimizer, lr_schedule=lr_schedule, weight_step=weight_step
+        )
         checked_integer("top_k", top_k)
         self.class_chunk: int = checked_integer("class_chunk", class_chunk)
         self.save_hyperparameters()

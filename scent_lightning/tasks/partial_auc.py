@@ -15,6 +15,7 @@ from torchmetrics import Metric, MetricCollection
 from scent_lightning import distributed
 from scent_lightning.checkpoint import read_plain
 from scent_lightning.duals import DualUpdate
+from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32, check_surrogate, pairwise_scores
 from scent_lightning.metrics import OneWayPartialAUC, PartialAUCObjective, TwoWayPartialAUC
@@ -82,6 +83,8 @@ class PartialAUCTask(BaseTask):
         weight_decay: L2 penalty of SGD, at least 0.
         optimizer: another optimiser by class path, with its own settings; replaces the three above.
         lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
+        weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows, in place of
+            clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
 
     Raises:
         InputError: an argument out of its range; before training a backbone checkpoint that does not match (which
@@ -123,8 +126,11 @@ class PartialAUCTask(BaseTask):
         weight_decay: float = 0.0,
         optimizer: OptimizerCallable | None = None,
         lr_schedule: LearningRateSchedule = "cosine",
+        weight_step: WeightStepRule = "gradient",
     ) -> None:
-        super().__init__(lr, momentum, weight_decay, optimizer=optimizer, lr_schedule=lr_schedule)
+        super().__init__(
+            lr, momentum, weight_decay, optimizer=optimizer, lr_schedule=lr_schedule, weight_step=weight_step
+        )
         self.loss = checked_choice("loss", loss, get_args(Loss))
         self.score = checked_choice("score", score, get_args(Score))
         self.tau = checked_number("tau", tau, above=0)

@@ -1,24 +1,32 @@
 """The proximal step for the weights: against its formula, and the same however a run is cut into parts."""
 
 import math
+from pathlib import Path
 
 import lightning as L
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 from torch.nn.functional import softplus
 
+from scent_lightning.callbacks import DualVariableMonitor
 from scent_lightning.duals import ASGD, BSGD, SCENT, SOX, DualVariableMixin, SoftplusASGD, UMax
 from scent_lightning.duals.weight_step import proximal_gradients
 from scent_lightning.errors import InputError
 from scent_lightning.functional import proximal_scale
 from scent_lightning.optim import RowSparseSGD
 from tests.helpers import SoftmaxData, SoftmaxTask, ddp_trainer, quiet_trainer, under_trainers
+from tests.settings import SETTINGS, contrastive
 
 UPDATES = [SCENT(-2.0), BSGD(), SOX(0.3), ASGD(0.1), UMax(0.1, 1.0), SoftplusASGD(0.1, 0.5)]
+
+# Arguments that are objects and not in the hyperparameters.
+UNSAVED = {"classification": {"backbone": torch.nn.Linear(6, 6)}}
 
 
 def expected_scale(gradients, rates, exponential):
@@ -343,3 +351,50 @@ def test_a_warm_up_from_0_is_no_error():
 def test_no_learning_rate_diverges(lr):
     task = fit(Task(lr=lr, update=SCENT(-4.0)), max_epochs=30)
     assert torch.isfinite(task.linear.weight).all()
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification", "ranking"])
+def test_every_task_takes_it(tmp_path, kind):
+    """The scale is that of the loss that is differentiated; the word is in the checkpoint."""
+    task, data = SETTINGS[kind](tmp_path, 16)
+    again = type(task)(**{**task.hparams, **UNSAVED.get(kind, {}), "weight_step": "proximal"})
+    assert again.weight_step == "proximal" == again.hparams["weight_step"]
+    seen = []
+
+    class Look(L.Callback):
+        def on_before_optimizer_step(self, trainer, module, optimizer):
+            rate = optimizer.param_groups[0]["lr"]
+            gradients = [p.grad.to_dense() for p in module.parameters() if p.grad is not None]
+            step = module.duals["nu"].last_step
+            parts = (step.log_mean - step.nu.double()).exp()[step.log_mean > -math.inf]
+            tau = getattr(module, "tau", 1.0) if kind != "classification" else 1.0
+            seen.append(expected_scale(gradients, [rate] * len(gradients), tau * parts.mean().item()))
+
+        def on_train_batch_end(self, trainer, module, *arguments):
+            assert module.last_weight_step.scale == pytest.approx(seen[-1], rel=1e-5)
+
+    quiet_trainer(max_steps=6, callbacks=[Look()]).fit(again, datamodule=data)
+    assert len(seen) == 6
+    with pytest.raises(InputError, match="weight_step must be one of proximal, gradient, got 'newton'"):
+        type(task)(**{**task.hparams, **UNSAVED.get(kind, {}), "weight_step": "newton"})
+
+
+def test_clip_is_the_same_with_it(tmp_path):
+    weights = []
+    for word in ("gradient", "proximal"):
+        torch.manual_seed(0)
+        task, data = contrastive(tmp_path, 16)
+        task.weight_step = word
+        quiet_trainer(max_steps=3).fit(task, datamodule=data)
+        weights.append(torch.cat([p.detach().flatten() for p in task.parameters()]))
+    assert torch.equal(*weights)
+
+
+def test_the_monitor_logs_it(tmp_path):
+    task = Task()
+    logger = CSVLogger(tmp_path)
+    fit(task, logger=logger, log_every_n_steps=2, callbacks=[DualVariableMonitor()])
+    logged = pd.read_csv(Path(logger.log_dir) / "metrics.csv").dropna(subset="weights/scale")
+    assert logged["step"].tolist() == [1, 3, 5]
+    assert logged["weights/scale"].tolist() == pytest.approx(task.scales[1::2])
+    assert logged["weights/decrease"].tolist() == pytest.approx([-math.log(scale) for scale in task.scales[1::2]])

@@ -1,0 +1,48 @@
+"""The trials' step for the weights is the package's."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from scent_lightning.duals.weight_step import proximal_gradients
+
+BENCHMARKS = Path(__file__).parents[2] / "examples" / "benchmarks"
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.4])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e6, 1e150])
+def test_trials_take_the_packages_step(progress, size, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from step_size_trials import Rule, WeightSteps, remaining
+
+    rules = [Rule(lr=2.0, proximal=True), Rule(lr=2.0), Rule(lr=50.0, decades=3, proximal=True)]
+    steps = WeightSteps(rules, 0.01, "cpu")
+    generator = torch.Generator().manual_seed(0)
+    gradient = size * torch.randn(3, 4, 2, generator=generator, dtype=torch.float64)
+    log_part = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    scaled = steps.scaled(gradient, log_part, progress, log_c=math.log(0.3))
+    cosine = float(remaining(progress))
+    for i, rate in enumerate([0.02 * cosine, 0.02 * cosine, 0.5 * 10 ** (-3 * progress)]):
+        assert steps.rates(progress)[i] == pytest.approx(rate)
+        parameter = torch.nn.Parameter(torch.zeros(4, 2, dtype=torch.float64))
+        parameter.grad = gradient[i].clone()
+        if rules[i].proximal:
+            proximal_gradients(torch.optim.SGD([parameter], lr=rate), 0.3 * log_part[i].exp().mean())
+        assert torch.allclose(scaled[i], parameter.grad, rtol=1e-10)
+
+
+def test_rows_of_one_class_are_one_row(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from step_size_trials import summed
+
+    labels = torch.tensor([[3, 1, 3, 3], [0, 1, 2, 0]])
+    equal = labels.unsqueeze(2) == labels.unsqueeze(1)
+    first = ~(equal & torch.ones(4, 4, dtype=torch.bool).tril(-1)).any(dim=2)
+    rows = torch.randn(2, 4, 3)
+    found = summed(rows, equal, first)
+    for i in range(2):
+        sums = torch.zeros(4, 3).index_add_(0, labels[i], rows[i])
+        assert torch.allclose(torch.zeros(4, 3).index_add_(0, labels[i], found[i]), sums, atol=1e-6)
+        assert found[i].square().sum() == pytest.approx(sums.square().sum().item(), rel=1e-5)
