@@ -2,8 +2,10 @@
 
 import multiprocessing
 import os
+import re
 import socket
 import tarfile
+from pathlib import Path
 
 import lightning as L
 import torch
@@ -177,3 +179,10 @@ def under_trainers(work, world):
 
 def ddp_trainer(world=WORLD, **arguments) -> L.Trainer:
     return quiet_trainer(strategy="ddp", num_nodes=world, devices=1, plugins=[LightningEnvironment()], **arguments)
+
+
+def example_of_the_guide(name):
+    """The Python file of that name in the contributors' guide."""
+    guide = (Path(__file__).parent.parent / ".github" / "CONTRIBUTING.md").read_text()
+    (text,) = re.findall(rf"```python\n# {name}\.py\n(.*?)```", guide, flags=re.DOTALL)
+    return text

@@ -66,9 +66,7 @@ class SCENT(ScheduledUpdate):
             self.log_alpha = checked_number("log_alpha", log_alpha, infinite=True)
         self.alpha_multiplier = checked_number("alpha_multiplier", alpha_multiplier, least=0)
         if log_alpha == "auto" and alpha_multiplier != 1:
-            raise InputError(
-                f'alpha_multiplier needs a log_alpha that is given: "auto" is for 1, got {alpha_multiplier!r}'
-            )
+            raise InputError(f'alpha_multiplier needs a number for log_alpha, not "auto"; got {alpha_multiplier!r}')
         hint = " (it is the logarithm of the last step size)"
         self.final = checked_number("final", final, infinite=True, or_none=True, hint=hint)
 

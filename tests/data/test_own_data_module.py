@@ -10,39 +10,9 @@ import torch
 from scent_lightning.cli import main
 from scent_lightning.data import IndexedDataModule, IndexedRows
 from scent_lightning.errors import InputError
-from tests.helpers import Steps, quiet_trainer
+from tests.helpers import Steps, example_of_the_guide, quiet_trainer
 
-# The example of the guide for contributors.
-MY_DATA = '''
-"""Rows of a NumPy file as a data module."""
-
-import numpy as np
-import torch
-
-from scent_lightning.data import IndexedDataModule, IndexedTensorDataset
-
-
-class MyDataModule(IndexedDataModule):
-    """Features "x" (n, D) and labels "y" (n,) in ``train.npz``, and ``val.npz`` to validate on, of a folder."""
-
-    def __init__(self, path: str, batch_size: int = 16, num_workers: int = 0) -> None:
-        super().__init__(batch_size, num_workers=num_workers)
-        self.path = path
-
-    def load(self, split):
-        if split not in ("train", "val"):
-            return None
-        with np.load(f"{self.path}/{split}.npz") as file:
-            return IndexedTensorDataset(torch.from_numpy(file["x"]), torch.from_numpy(file["y"]))
-
-    @property
-    def num_features(self):
-        return self.split("train").tensors[0].shape[1]
-
-    @property
-    def num_classes(self):
-        return int(self.split("train").tensors[1].max()) + 1
-'''
+MY_DATA = example_of_the_guide("my_data")
 
 
 def write_rows(folder, seed=0):

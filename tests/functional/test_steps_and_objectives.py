@@ -55,6 +55,67 @@ def test_proximal_step_limits(nu, log_mean):
     assert F.proximal_mirror_descent_step(n, m, -1e5).item() == pytest.approx(n.item(), rel=1e-9, abs=1e-9)
 
 
+def proximal_point(nu, log_mean, alpha):
+    """ν − α + W(α e^(ℓ + α − ν)) in 80 digits: W is e^u with u + e^u = log of its argument."""
+    n, a = mp.mpf(nu), mp.mpf(alpha)
+    log_x = mp.log(a) + a + mp.mpf(log_mean) - n
+    u = mp.log(log_x - mp.log(log_x)) if log_x > 2 else log_x - mp.log1p(mp.exp(log_x)) / 2
+    for _ in range(60):
+        u -= (mp.exp(u) + u - log_x) / (mp.exp(u) + 1)
+    return n - a + mp.exp(u)
+
+
+@given(nu=WIDE, difference=st.floats(-60, 60) | st.floats(-1e4, 1e4), log_alpha=st.floats(-14, 9))
+@settings(max_examples=300, deadline=None)
+def test_proximal_point_step_is_exact(nu, difference, log_alpha):
+    alpha, log_mean = math.exp(log_alpha), nu + difference
+    n, m = (torch.tensor([value], dtype=torch.float64) for value in (nu, log_mean))
+    found = F.proximal_point_step(n, m, alpha).item()
+    exact = proximal_point(nu, log_mean, alpha)
+    assert close(found, exact, 1e-11)
+    assert min(nu, log_mean) - 1e-11 * abs(nu) - 1e-12 <= found <= max(nu, log_mean) + 1e-11 * abs(log_mean) + 1e-12
+
+
+@given(nu=st.floats(-8, 8), log_mean=st.floats(-8, 8), log_alpha=st.floats(-8, 8))
+@settings(deadline=None)
+def test_proximal_point_step_minimises_its_objective(nu, log_mean, log_alpha):
+    """The derivative of exp(ℓ − v) + v + (v − ν)²/(2α) at the result is 0, and the objective is strictly convex."""
+    alpha = math.exp(log_alpha)
+    n, m = (torch.tensor([value], dtype=torch.float64) for value in (nu, log_mean))
+    v = mp.mpf(F.proximal_point_step(n, m, alpha).item())
+    derivative = -mp.exp(mp.mpf(log_mean) - v) + 1 + (v - mp.mpf(nu)) / alpha
+    curvature = mp.exp(mp.mpf(log_mean) - v) + 1 / mp.mpf(alpha)
+    assert abs(derivative) <= 1e-12 * curvature * max(1, abs(v))
+
+
+@given(nu=WIDE, log_mean=WIDE)
+@settings(deadline=None)
+def test_proximal_point_step_limits(nu, log_mean):
+    n, m = vector(nu), vector(log_mean)
+    assert F.proximal_point_step(n, m, 0.0).item() == n.item()
+    assert F.proximal_point_step(n, m, 1e12).item() == pytest.approx(m.item(), rel=1e-7, abs=1e-6)
+    assert F.proximal_point_step(n, n, 3.0).item() == pytest.approx(n.item(), rel=1e-12, abs=1e-12)
+
+
+@given(nu=st.floats(-1e4, 1e4, width=32), log_mean=WIDE, log_alpha=st.floats(-60, 60), multiplier=st.floats(0, 2))
+@settings(max_examples=300, deadline=None)
+def test_a_multiplier_is_exact(nu, log_mean, log_alpha, multiplier):
+    found = F.proximal_mirror_descent_step(vector(nu), vector(log_mean), log_alpha, multiplier).float().item()
+    logit = mp.mpf(log_alpha) + mp.mpf(multiplier) * mp.mpf(nu)
+    exact = mp.log(mp.exp(nu) / (1 + mp.exp(logit)) + mp.exp(log_mean) / (1 + mp.exp(-logit)))
+    assert close(found, exact, 1e-6)
+
+
+@given(nu=WIDE, log_mean=WIDE, log_alpha=st.floats(-12, 12))
+@settings(deadline=None)
+def test_a_multiplier_goes_from_sox_to_scent(nu, log_mean, log_alpha):
+    n, m = vector(nu), vector(log_mean)
+    sox = F.sox_step(n, m, 1 / (1 + math.exp(-log_alpha)))
+    torch.testing.assert_close(F.proximal_mirror_descent_step(n, m, log_alpha, 0.0), sox, rtol=1e-6, atol=1e-6)
+    each = F.proximal_mirror_descent_step(n, m, torch.tensor([log_alpha], dtype=torch.float64))
+    torch.testing.assert_close(each, F.proximal_mirror_descent_step(n, m, log_alpha), rtol=1e-9, atol=1e-9)
+
+
 @given(nu=WIDE, log_mean=WIDE, gamma=st.floats(0, 1))
 @settings(max_examples=300, deadline=None)
 def test_sox_step_is_exact(nu, log_mean, gamma):

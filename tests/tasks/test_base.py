@@ -17,46 +17,9 @@ from scent_lightning.duals import SCENT
 from scent_lightning.errors import InputError
 from scent_lightning.metrics import TopKAccuracy
 from scent_lightning.tasks import BaseTask, DRORegressionTask, PartialAUCTask
-from tests.helpers import SoftmaxData, quiet_trainer
+from tests.helpers import SoftmaxData, example_of_the_guide, quiet_trainer
 
-OWN_TASK = '''
-"""Which item comes after which: a softmax over all items, with a dual variable for each training row."""
-
-from torch import nn
-from torchmetrics.classification import MulticlassAccuracy
-
-from scent_lightning.duals import DualUpdate
-from scent_lightning.tasks import BaseTask
-
-
-class NextItem(BaseTask):
-    """Embeddings of items, whose next one is found by a linear layer."""
-
-    def __init__(self, num_items: int, num_anchors: int, dual: DualUpdate, width: int = 8, lr: float = 1.0):
-        super().__init__(lr=lr, momentum=0.5)
-        self.save_hyperparameters()
-        self.network = nn.Sequential(nn.Embedding(num_items, width), nn.Linear(width, num_items))
-        self.add_dual("nu", num_anchors, dual)
-        self.add_metrics({"top1": MulticlassAccuracy(num_items, average="micro")}, prog_bar=["top1"])
-
-    def forward(self, items):
-        return self.network(items)
-
-    def training_step(self, batch, batch_idx):
-        items, following, index = batch
-        logits = self(items)
-        loss = self.entropic_risk("nu", logits - logits.gather(1, following.unsqueeze(1)), index)
-        self.log_loss(loss)
-        return loss
-
-    def evaluation_step(self, stage, batch):
-        items, following, _ = batch
-        self.log_metrics(stage, preds=self(items), target=following)
-
-    def predict_step(self, batch, batch_idx):
-        items, _, index = batch
-        return {"index": index, "next": self(items).argmax(dim=1)}
-'''
+OWN_TASK = example_of_the_guide("own_task")
 OWN_DATA = '''
 import lightning as L
 import torch

@@ -6,10 +6,20 @@ import pytest
 import torch
 
 from scent_lightning import functional as F
-from scent_lightning.duals import ASGD, BSGD, SCENT, SOX, DualUpdate, SoftplusASGD, UMax
+from scent_lightning.duals import ASGD, BSGD, SCENT, SOX, DualUpdate, DualVariable, ProximalPoint, SoftplusASGD, UMax
 from scent_lightning.errors import InputError
 
-ALL = [BSGD(), SCENT(-1.0), SOX(0.4), ASGD(0.1), UMax(0.1, 1.0), SoftplusASGD(0.1, 1e-3)]
+ALL = [
+    BSGD(),
+    SCENT(-1.0),
+    SCENT(-1.0, alpha_multiplier=0.5),
+    SOX(0.4),
+    ASGD(0.1),
+    ASGD(0.1, bounds=(-2e4, 2e4)),
+    UMax(0.1, 1.0),
+    ProximalPoint(0.5),
+    SoftplusASGD(0.1, 1e-3),
+]
 
 
 class HalfWay(DualUpdate):
@@ -70,6 +80,13 @@ def test_softplus_needs_scores():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
+        (lambda: ProximalPoint(0.0), "alpha must be a finite number above 0, got 0.0"),
+        (lambda: ASGD(0.1, bounds=(1.0, 1.0)), r"bounds must rise, the least ν before the largest, got \(1.0, 1.0\)"),
+        (lambda: ASGD(0.1, bounds=(2.0, -1.0)), "bounds must rise"),
+        (lambda: ASGD(0.1, bounds=(0.0, math.inf)), "bounds must be a finite number, got inf"),
+        (lambda: ASGD(0.1, bounds=3.0), "bounds must be None or two numbers, the least and the largest ν, got 3.0"),
+        (lambda: SCENT(0.0, alpha_multiplier=-1.0), "alpha_multiplier must be a finite number of at least 0, got -1.0"),
+        (lambda: SCENT(alpha_multiplier=0.5), 'alpha_multiplier needs a number for log_alpha, not "auto"; got 0.5'),
         (lambda: SOX(-0.1), r"gamma must be a number in \[0, 1\], got -0.1"),
         (lambda: SOX(1.5), r"gamma must be a number in \[0, 1\]"),
         (lambda: SOX(0.5, final=2.0), "final must be None or a number in"),
@@ -168,3 +185,25 @@ def test_scent_statistics():
     assert found["effective_gamma"].item() == pytest.approx(gamma.mean().item())
     assert found["effective_gamma_min"].item() == pytest.approx(gamma.min().item())
     assert found["effective_gamma_max"].item() == pytest.approx(gamma.max().item())
+
+
+@pytest.mark.parametrize("update", ALL, ids=repr)
+def test_a_table_takes_every_update(update):
+    """Repeats, and a state that another table takes; then the same step by the update itself."""
+    table, again = DualVariable(6, update), DualVariable(6, DualUpdate.from_config(update.config()))
+    assert repr(again.update) == repr(update)
+    scores = torch.randn(4, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    table.entropic_risk(scores, torch.tensor([0, 3, 3, 5]))
+    again.load_state_dict(table.state_dict())
+    index = torch.tensor([5, 0])
+    expected = update.step(table.nu[index].clone(), scores[:2])
+    for each in (table, again):
+        each.entropic_risk(scores[:2], index)
+        torch.testing.assert_close(each.nu[index], expected)
+
+
+def test_asgd_stays_within_its_bounds():
+    free, bound = ASGD(1.0), ASGD(1.0, bounds=(-1.0, 2.0))
+    nu, scores = torch.tensor([-0.5, 1.5, 0.0]), torch.tensor([[-9.0], [9.0], [0.5]])
+    assert bound.step(nu, scores).tolist() == free.step(nu, scores).clamp(-1.0, 2.0).tolist()
+    assert ASGD(1.0, bounds=[-1, 2]).bounds == (-1.0, 2.0)
