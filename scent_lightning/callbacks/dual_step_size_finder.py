@@ -122,7 +122,7 @@ class DualStepSizeFinder(L.Callback):
         before = _Before(trainer, module)
         try:
             for dual in duals.values():
-                dual.use(_with(dual.update, log_alpha="auto"))
+                dual.use(_with(dual.update, log_alpha="auto", alpha_multiplier=1.0, window=None))
             before.prepare(steps, pilot)
             trainer.fit_loop.run()
             rules = {name: dual.auto for name, dual in duals.items() if dual.auto is not None}
@@ -195,7 +195,7 @@ def with_step_size(update: DualUpdate, log_alpha: float, max_log_weight: float) 
     if update.log_alpha == "auto":
         guard = max_log_weight if update.max_log_weight is None else update.max_log_weight
         return _with(update, log_alpha=log_alpha, schedule="cosine", final=None, max_log_weight=guard)
-    return _with(update, log_alpha=log_alpha)
+    return _with(update, log_alpha=log_alpha, window=None)
 
 
 def _with(update: DualUpdate, **values: Any) -> SCENT:

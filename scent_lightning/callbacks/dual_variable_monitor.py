@@ -126,7 +126,7 @@ def batch_statistics(variable: DualVariable, step: DualStep) -> dict[str, float]
         "weight_max": weights.amax(),
         "guarded": raised.double().mean(),
     }
-    update = variable.update_at(step.progress)
+    update = variable.update_at(step.progress, step.rows[valid.to(step.rows.device)])
     values |= update.statistics(before, log_mean, step.progress)
     numbers = torch.stack([value.double() for value in values.values()]).tolist()
     found = dict(zip(values, numbers, strict=True)) | update.step_sizes(step.progress)

@@ -91,7 +91,7 @@ def step(table: DualTable, samples: Samples, rows: Tensor, progress: float) -> T
     stored, visited = table.nu, table.visited
     seen = visited[row].item()
     before = stored[row].item() if seen else log_mean
-    update = table.update_at(progress)
+    update = table.update_at(progress, rows)
     unguarded = update.step_of_one(before, log_mean, progress)
     if unguarded is None:
         return None

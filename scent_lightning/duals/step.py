@@ -163,7 +163,7 @@ def propose(
     all_log_mean, groups = repeats.merge(all_rows, all_log_mean, counts)
     stored, visited = table.look_up(all_rows, home)
     before = torch.where(visited, stored, all_log_mean)
-    update = table.update_at(progress)
+    update = table.update_at(progress, all_rows)
     if update.needs_scores and samples is not None:
         scores, mask = samples.scores(which)
         mine_before = (before if mine is None else before[mine]).float().to(device)

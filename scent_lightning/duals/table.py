@@ -115,12 +115,17 @@ class DualTable(nn.Module):
         self._found = None if self.auto is None else copy.copy(update)
         self.has_step_of_one = update.has_step_of_one
 
-    def update_at(self, progress: float) -> DualUpdate:
-        """The update as it is at ``progress``: ``update`` itself, or a copy with the step size found so far."""
+    def update_at(self, progress: float, rows: Tensor | None = None) -> DualUpdate:
+        """The update as it is at ``progress``: ``update`` itself, or a copy with the step size found so far.
+
+        Args:
+            progress: fraction of the run that is done, in [0, 1].
+            rows: dataset indices of the step, for a step size that differs between anchors.
+        """
         if self.auto is None or self._found is None:
             return self.update
         self.auto.turn(progress, lambda: int(torch.count_nonzero(self.visited)))
-        self._found.__dict__.update(self.auto.arguments(progress))
+        self._found.__dict__.update(self.auto.arguments(progress, rows))
         return self._found
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -291,6 +296,8 @@ class DualTable(nn.Module):
                 self.visited[: loaded.shape[0]] = state_dict[f"{prefix}visited"]
             return
         self._load_tables(state_dict, prefix, *args)
+        if self.auto is not None and loaded is not None:
+            self.auto.adopt(self.visited)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.loaded_anchors = None
         self.last = None

@@ -32,6 +32,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from scent_lightning.updates.schedules import scheduled_log
 from scent_lightning.updates.step_size import Observed, StepSizeRule
 from scent_lightning.updates.windows import FEW_ANCHORS, Window, WindowSums
@@ -119,7 +121,7 @@ class AutoStepSize(StepSizeRule):
 
     # ---------------------------------------------------------------- what the rule says
 
-    def arguments(self, progress: float) -> dict[str, Any]:
+    def arguments(self, progress: float, rows: Tensor | None = None) -> dict[str, Any]:
         """Log α, constant within the step, and the guard."""
         guard = self.max_log_weight if self.given_guard is None else self.given_guard
         return {"log_alpha": self.log_alpha(progress), "schedule": "constant", "max_log_weight": guard}

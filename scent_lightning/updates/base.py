@@ -152,7 +152,9 @@ class DualUpdate:
     @property
     def needs_progress(self) -> bool:
         """Whether a step size changes as the run goes on."""
-        return self.step_size_rule(1) is not None or self.step_sizes(0.0) != self.step_sizes(1.0)
+        if (rule := self.step_size_rule(1)) is not None:
+            return rule.needs_progress
+        return self.step_sizes(0.0) != self.step_sizes(1.0)
 
     def guard(self, nu: Tensor, log_mean: Tensor) -> Tensor:
         r"""Raise ν to at least :math:`\ell` − ``max_log_weight``; ν itself where ``max_log_weight`` is None."""

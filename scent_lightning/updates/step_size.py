@@ -44,6 +44,7 @@ class StepSizeRule(nn.Module):
 
     Attributes:
         epoch: an epoch as a fraction of the run, 0 if unknown; set as training starts.
+        needs_progress: whether the rule has to know how much of the run is done.
 
     Example:
         >>> from scent_lightning.updates import SOX
@@ -52,7 +53,7 @@ class StepSizeRule(nn.Module):
         ...         self.steps = 0
         ...     def observe(self, step):
         ...         self.steps += 1
-        ...     def arguments(self, progress):
+        ...     def arguments(self, progress, rows=None):
         ...         return {"gamma": 1 / (self.steps + 1)}
         ...     def get_extra_state(self):
         ...         return {"steps": self.steps}
@@ -69,6 +70,8 @@ class StepSizeRule(nn.Module):
         True
     """
 
+    needs_progress = True
+
     def __init__(self, num_anchors: int) -> None:
         super().__init__()
         self.num_anchors = num_anchors
@@ -84,11 +87,13 @@ class StepSizeRule(nn.Module):
         """Take in a step, after it was written."""
 
     @abstractmethod
-    def arguments(self, progress: float) -> dict[str, Any]:
-        """Arguments of the update for the step at ``progress``, by their names.
+    def arguments(self, progress: float, rows: Tensor | None = None) -> dict[str, Any]:
+        """Arguments of the update for a step, by their names.
 
         Args:
             progress: fraction of the run that is done, in [0, 1].
+            rows: dataset indices of the step, of all processes, shape ``(N,)``, for arguments that differ between
+                anchors; None where only one number is asked for.
         """
 
     def observe_one(self, row: int, log_mean: float, nu: float, before: float | None) -> bool:
@@ -122,6 +127,13 @@ class StepSizeRule(nn.Module):
 
     def move(self, difference: float) -> None:
         """Go on in a run of another length: what was at a progress p is at p + ``difference`` now."""
+
+    def adopt(self, visited: Tensor) -> None:
+        """Begin with a table that was loaded; the rule's own state, if there is one, is loaded next.
+
+        Args:
+            visited: which anchors have a ν, bool, shape ``(n,)``.
+        """
 
     def suggestion(self) -> dict[str, Any] | None:
         """Arguments for a run like this one with a fixed step size; None where too little was seen."""

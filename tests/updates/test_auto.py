@@ -234,7 +234,7 @@ def test_nothing_to_set():
 
 
 def test_errors():
-    with pytest.raises(InputError, match="log_alpha must be a number or \"auto\", got 'automatic'"):
+    with pytest.raises(InputError, match='log_alpha must be a number, "auto" or "1/S", got \'automatic\''):
         SCENT("automatic")
     with pytest.raises(InputError, match="step by a DualVariable"):
         SCENT("auto").step(torch.zeros(1), torch.zeros(1, 3))
