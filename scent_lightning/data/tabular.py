@@ -27,7 +27,7 @@ from scent_lightning.data.known_tables import KNOWN_TABLES
 from scent_lightning.data.loading import check_batch_size
 from scent_lightning.data.table_files import read_table
 from scent_lightning.errors import InputError
-from scent_lightning.validation import checked_number
+from scent_lightning.validation import checked_integer, checked_number
 from scent_lightning.words import listed, named_twice, rows_in_words
 
 __all__ = ["TabularRegressionDataModule"]
@@ -111,7 +111,7 @@ class TabularRegressionDataModule(IndexedDataModule):
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
         self.standardize = standardize
-        self.split_seed = split_seed
+        self.split_seed: int = checked_integer("split_seed", split_seed, least=0)
         self._raw: tuple[list[str], Array, Array | None] | None = None
         self._scaling: tuple[Array, Array] | None = None
 

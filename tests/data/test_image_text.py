@@ -1005,9 +1005,9 @@ def test_missing_validation(tmp_path, stage):
 
 
 def test_an_unknown_split():
-    with pytest.raises(InputError, match="split must be 'train' or 'val', got 'test'"):
+    with pytest.raises(InputError, match="split must be one of train, val, got 'test'"):
         module(source="shapes").captions("test")
-    with pytest.raises(InputError, match="split must be 'train' or 'val', got 'test'"):
+    with pytest.raises(InputError, match="split must be one of train, val, got 'test'"):
         module(source="shapes").labels("test")
 
 

@@ -712,8 +712,16 @@ CASES = [
     (images(), {"dataset": "mnist"}, "dataset must be one of cifar10, cifar100, folder, features, got 'mnist'"),
     (images(), {"batch_size": 1}, "batch_size must be an integer of at least 2, got 1"),
     (images(), {"batch_size": 2.5}, "batch_size must be an integer of at least 2, got 2.5"),
-    (images(), {"positives_per_batch": 0}, "positives_per_batch must be None or an integer of at least 1, got 0"),
-    (images(), {"positives_per_batch": 6}, "positives_per_batch must be from 1 to batch_size − 1 = 5, got 6"),
+    (
+        images(),
+        {"positives_per_batch": 0},
+        "positives_per_batch must be None or an integer from 1 to 5, got 0 with batch",
+    ),
+    (
+        images(),
+        {"positives_per_batch": 6},
+        "positives_per_batch must be None or an integer from 1 to 5, got 6 with batch_size 6",
+    ),
     (
         images(),
         {"removed_positives": 1.0},

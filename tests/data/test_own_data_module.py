@@ -1,12 +1,14 @@
 """A data module of one's own is one new file: it trains, shuffles, resumes within an epoch and says what it read."""
 
 import logging
+from importlib import import_module
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
 
+from scent_lightning import data
 from scent_lightning.cli import main
 from scent_lightning.data import IndexedDataModule, IndexedRows
 from scent_lightning.errors import InputError
@@ -102,11 +104,11 @@ class LineRows(IndexedRows):
 
 def test_what_follows_from_the_rows():
     """Shuffled training, evaluation in order, and the first split there is to predict."""
-    data = Lines(train=10, val=5, test=7)
+    lines = Lines(train=10, val=5, test=7)
     model = Steps()
-    quiet_trainer(max_epochs=2, num_sanity_val_steps=0).fit(model, data)
-    quiet_trainer().test(model, data, verbose=False)
-    quiet_trainer().predict(model, data)
+    quiet_trainer(max_epochs=2, num_sanity_val_steps=0).fit(model, lines)
+    quiet_trainer().test(model, lines, verbose=False)
+    quiet_trainer().predict(model, lines)
     first, second = (list(chain(*epoch)) for epoch in (model.seen["train"][:3], model.seen["train"][3:]))
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
@@ -129,17 +131,17 @@ def test_what_follows_from_the_rows():
     ],
 )
 def test_rows_that_changed_are_known(after, change):
-    data = Lines(**after)
-    data.load_state_dict(Lines(train=10).state_dict())
-    assert data.changed_rows() == change
+    lines = Lines(**after)
+    lines.load_state_dict(Lines(train=10).state_dict())
+    assert lines.changed_rows() == change
 
 
 def test_a_split_is_loaded_once_until_a_checkpoint_says_how():
-    data = Lines(train=10)
-    rows = data.split("train")
-    assert data.split("train") is rows
-    data.load_state_dict({"rows": 7, "fingerprint": "another"})
-    assert data.split("train") is not rows
+    lines = Lines(train=10)
+    rows = lines.split("train")
+    assert lines.split("train") is rows
+    lines.load_state_dict({"rows": 7, "fingerprint": "another"})
+    assert lines.split("train") is not rows
     alone = Lines(val=3)
     alone.load_state_dict({"rows": 7, "fingerprint": "another"})
     assert alone.num_anchors == 7  # of the training run
@@ -160,3 +162,19 @@ def test_a_split_is_loaded_once_until_a_checkpoint_says_how():
 def test_what_there_is_not(stage, arguments, message):
     with pytest.raises(InputError, match=message):
         Lines(**arguments).setup(stage)
+
+
+PATHS = {
+    "features": ("FeatureDataModule", "SyntheticFeatureDataModule"),
+    "image_text": ("ImageTextDataModule",),
+    "imbalanced": ("ImbalancedImageDataModule",),
+    "tabular": ("TabularRegressionDataModule",),
+}
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in PATHS.items() for name in names])
+def test_class_paths_of_before_are_there(module, name):
+    """As configurations and checkpoints have them."""
+    found = getattr(import_module(f"scent_lightning.data.{module}"), name)
+    assert found is getattr(data, name)
+    assert issubclass(found, IndexedDataModule)

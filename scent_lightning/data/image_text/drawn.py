@@ -15,7 +15,7 @@ from scent_lightning.data.image_text.looks import Look
 from scent_lightning.data.image_text.rows import PairRows
 from scent_lightning.data.image_text.source import Classes, PairSource
 from scent_lightning.data.shapes import CLASSES, NUM_CAPTIONS, Shapes
-from scent_lightning.errors import InputError
+from scent_lightning.validation import checked_choice
 
 __all__ = ["DrawnShapes", "ShapeRows"]
 
@@ -75,9 +75,8 @@ class DrawnShapes(PairSource):
 
     def check(self) -> None:
         """The class must be something that captions say."""
-        column = self.options.class_column
-        if column is not None and column not in CLASSES:
-            raise InputError(f"class_column of source 'shapes' must be one of {', '.join(CLASSES)}, got {column!r}")
+        if (column := self.options.class_column) is not None:
+            checked_choice("class_column of source 'shapes'", column, CLASSES)
         self._tokens: Tensor | None = None
 
     @property

@@ -18,7 +18,6 @@ from scent_lightning.data.image_text.source import Options, PairSource
 from scent_lightning.data.image_text.table import Tables
 from scent_lightning.data.loading import batch_loader, check_batch_size, place_in_run
 from scent_lightning.data.transforms import Transform
-from scent_lightning.errors import InputError
 from scent_lightning.validation import checked_choice, checked_integer
 from scent_lightning.words import listed, rows_in_words
 
@@ -290,9 +289,7 @@ class ImageTextDataModule(IndexedDataModule):
         """Keep the pairs: nothing about them was learned."""
 
     def _has(self, split: str) -> bool:
-        if split not in ("train", "val"):
-            raise InputError(f"split must be 'train' or 'val', got {split!r}")
-        return split == "train" or self._source.has_validation
+        return checked_choice("split", split, ("train", "val")) == "train" or self._source.has_validation
 
     def _loaded_rows(self) -> list[PairRows]:
         return [rows for rows in self._loaded.values() if isinstance(rows, PairRows)]

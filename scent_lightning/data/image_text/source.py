@@ -42,6 +42,8 @@ class Options:
 class PairSource:
     """One kind of source, with its splits. A subclass has the methods that raise NotImplementedError here.
 
+    It is one file, and one line each in ``SOURCES`` and ``Source`` of the data module, under what ``source`` calls it.
+
     Args:
         options: of the data module.
 

@@ -18,7 +18,6 @@ from scent_lightning.data.imbalanced.source import Options, Source
 from scent_lightning.data.imbalanced.splits import GroupedSplits
 from scent_lightning.data.loading import place_in_run, sampled_loader, shuffle_seed
 from scent_lightning.data.stratified import StratifiedBatchSampler, check_class_size
-from scent_lightning.errors import InputError
 from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
 __all__ = ["ImbalancedImageDataModule"]
@@ -149,12 +148,9 @@ class ImbalancedImageDataModule(IndexedDataModule):
         checked_choice("dataset", dataset, SOURCES)
         checked_integer("batch_size", batch_size, least=2)
         super().__init__(batch_size, eval_batch_size, num_workers)
-        checked_integer("positives_per_batch", positives_per_batch, or_none=True)
+        with_batch = f" with batch_size {batch_size}"
+        checked_integer("positives_per_batch", positives_per_batch, most=batch_size - 1, or_none=True, hint=with_batch)
         positives_per_batch = batch_size // 2 if positives_per_batch is None else positives_per_batch
-        if positives_per_batch >= batch_size:
-            raise InputError(
-                f"positives_per_batch must be from 1 to batch_size − 1 = {batch_size - 1}, got {positives_per_batch}"
-            )
         self.path = Path(path)
         self.dataset = dataset
         self.positives_per_batch = positives_per_batch

@@ -50,6 +50,8 @@ class Options:
 class Source:
     """One kind of data, with all its splits. A subclass has the methods that raise NotImplementedError here.
 
+    It is one file, and one line each in ``SOURCES`` and ``Name`` of the data module, under what ``dataset`` calls it.
+
     Args:
         options: of the data module.
         note: takes a sentence for the summary, on what was passed over.
