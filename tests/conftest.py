@@ -20,6 +20,17 @@ def _no_seed_of_another_test(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long tests first: at the end of the run no worker waits for another's."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture(scope="session")
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether runs have their full lengths, and not only drawn batches their full number."""
+    return request.config.getoption("--hypothesis-profile") == "thorough"
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Folder of the real data sets; tests that need it are skipped where it is not."""

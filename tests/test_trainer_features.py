@@ -225,7 +225,7 @@ def test_compiled_it_is_the_same_run(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize(("init_val", "mode"), [(2, "power"), (16, "power"), (4, "binsearch")])
+@pytest.mark.parametrize(("init_val", "mode"), [(2, "power"), (4, "binsearch")])
 def test_the_search_for_a_batch_size_ends_at_the_data(name, init_val, mode, tmp_path):
     task, data = SETTINGS[name](tmp_path, 16)
     finder = BatchSizeFinder(mode, steps_per_trial=1, init_val=init_val)

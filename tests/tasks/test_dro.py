@@ -167,10 +167,11 @@ def test_network_of_a_wrong_shape(data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("cell", "limit"),
-    [("abalone_tau0.2", 9.60), ("abalone_tau1.0", 5.1897), ("abalone_tau5.0", 0.9556)],
+    ("cell", "figure", "early"),
+    [("abalone_tau0.2", 9.60, 10.16), ("abalone_tau1.0", 5.1897, 5.31), ("abalone_tau5.0", 0.9556, 0.968)],
 )
-def test_committed_configs_reach_their_figures(cell, limit, data_dir):
+def test_committed_configs_reach_their_figures(cell, figure, early, data_dir, thorough):
+    """In a fifth of the epochs what half of that does not reach; the figure itself where all is run."""
     config = yaml.safe_load((ROOT / "configs" / f"dro_{cell}.yaml").read_text())
     L.seed_everything(config["seed_everything"], verbose=False)
     data = TabularRegressionDataModule("abalone", data_dir=str(data_dir), batch_size=100)
@@ -178,9 +179,9 @@ def test_committed_configs_reach_their_figures(cell, limit, data_dir):
         8, DualUpdate.from_config(config["dual"]), **{**config["model"]["init_args"], "lr_schedule": "cosine"}
     )
     trainer = quiet_trainer(
-        max_epochs=config["trainer"]["max_epochs"],
+        max_epochs=config["trainer"]["max_epochs"] // (1 if thorough else 5),
         gradient_clip_val=config["trainer"]["gradient_clip_val"],
         limit_val_batches=0,
     )
     trainer.fit(task, data)
-    assert objective(task, data) <= limit
+    assert objective(task, data) <= (figure if thorough else early)

@@ -188,7 +188,7 @@ def test_uniform_negatives_reach_the_optimum_of_the_exact_softmax(dataset):
         task = ExtremeClassificationTask(
             D, K, 200, dual, negatives="uniform", num_negatives=4, lr=0.3, optimizer=lambda p: Ridge(p, 0.3, ridge)
         )
-        quiet_trainer(max_epochs=600).fit(task, batch_loader(small, 50, True))
+        quiet_trainer(max_epochs=300).fit(task, batch_loader(small, 50, True))
         trained = task.head.weight.detach().double()
         gaps[type(dual)] = (risk(trained, features) + ridge / 2 * trained.square().sum()).item() - best
     # Four negatives at a time: the batch's own log-mean-exp is far off, ν averages the bias away.
