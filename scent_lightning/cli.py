@@ -179,8 +179,10 @@ class ScentCLI(LightningCLI):
         check_trainer(config.get("trainer") or {})
 
     def instantiate_classes(self) -> None:
-        """Tell the task what becomes of ν if the data have changed."""
+        """Have the data looked at, and tell the task what becomes of ν if they have changed."""
         super().instantiate_classes()
+        # To know it, the training rows are read: what is wrong with them is told before anything is written.
+        getattr(self.datamodule, "num_anchors", None)
         if isinstance(self.model, DualVariableMixin):
             self.model.if_changed_data = _setting(self, self.config, "if_changed_data")
 
