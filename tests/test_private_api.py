@@ -8,6 +8,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from lightning.fabric.plugins.precision import amp
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.overrides.distributed import _sync_module_states
@@ -233,6 +234,30 @@ def test_entries_of_a_gradient_with_repeats():
     indices, values = private_api.entries(gradient)
     assert indices.tolist() == [[1, 1]]
     assert values.tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize("together", [False, True])
+def test_norms_and_multiples_of_many(count, dtype, together, monkeypatch):
+    """The launch of many at once, which is a GPU's, is what each by itself is."""
+    tensors = [torch.linspace(1, 300, 50 + i).to(dtype) for i in range(count)]
+    expected = [t.double().norm() for t in tensors], [t.double() * 0.25 for t in tensors]
+    monkeypatch.setattr(private_api, "_together", lambda tensors: together)
+    for found, norm in zip(private_api.norms(tensors), expected[0], strict=True):
+        assert found.itemsize >= 4
+        assert found.item() == pytest.approx(norm.item(), rel=1e-3)
+    private_api.multiply(tensors, 0.25)
+    for tensor, multiple in zip(tensors, expected[1], strict=True):
+        assert torch.allclose(tensor.double(), multiple, rtol=1e-3)
+
+
+def test_optimisers_that_unscale_themselves():
+    """As Lightning's mixed precision asks."""
+    parameter = torch.nn.Parameter(torch.ones(1))
+    assert private_api.unscales_itself(torch.optim.SGD([parameter], lr=0.1, fused=True))
+    assert not private_api.unscales_itself(torch.optim.SGD([parameter], lr=0.1))
+    assert "_step_supports_amp_scaling" in inspect.getsource(amp)
 
 
 def test_methods_that_torch_and_lightning_call_by_name():

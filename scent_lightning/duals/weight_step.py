@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import lightning as L
@@ -99,12 +98,15 @@ def proximal_gradients(
     rates: list[float] = []
     for group in optimizer.param_groups:
         rate = learning_rate(optimizer, group)
-        found = [_values(parameter) for parameter in group["params"] if parameter.grad is not None]
-        values += found
-        rates += [rate] * len(found)
+        for parameter in group["params"]:
+            if (gradient := parameter.grad) is not None:
+                if gradient.is_sparse or gradient.requires_grad:
+                    gradient = _values(parameter, gradient)
+                values.append(gradient)
+                rates.append(rate)
     if not values:
         return None
-    *sizes, exponential = _numbers([*norms(values), exponential])
+    *sizes, exponential = _numbers(norms(values), exponential)
     log_a = _log_sum_of_squares(sizes, rates, values) - 2 * math.log(gradients_scale)
     if not 0 < exponential < math.inf or math.isnan(log_a) or log_a == math.inf:
         return None
@@ -139,27 +141,23 @@ def learning_rate(optimizer: Optimizer, group: dict[str, Any]) -> float:
     return rate
 
 
-def _values(parameter: Tensor) -> Tensor:
+def _values(parameter: Tensor, gradient: Tensor) -> Tensor:
     """The numbers of a parameter's gradient, those of a sparse one with each row once."""
-    gradient = parameter.grad
-    assert gradient is not None
-    if gradient.requires_grad:  # as after backward with create_graph
-        gradient = gradient.detach()
     if not gradient.is_sparse:
-        return gradient
+        return gradient.detach()  # after backward with create_graph
     rows, values = entries(gradient)
     if len(rows) == 1 and are_distinct(rows[0]):
         return values
-    parameter.grad = gradient.coalesce()
-    return parameter.grad.values()
+    parameter.grad = gradient = gradient.coalesce()
+    return gradient.values()
 
 
-def _numbers(values: Sequence[Number]) -> list[float]:
+def _numbers(sizes: list[Tensor], exponential: Number) -> list[float]:
     """All as numbers, with one wait for a device that is not the CPU."""
-    place = next((value.device for value in values if isinstance(value, Tensor) and value.device.type != "cpu"), None)
-    if place is None:
-        return [value.item() if isinstance(value, Tensor) else value for value in values]
-    numbers: list[float] = torch.stack([wide(torch.as_tensor(value)).to(place) for value in values]).tolist()
+    place = sizes[0].device
+    if place.type == "cpu":
+        return [size.item() for size in sizes] + [float(exponential)]
+    numbers: list[float] = torch.stack([wide(torch.as_tensor(v)).to(place) for v in (*sizes, exponential)]).tolist()
     return numbers
 
 
@@ -231,28 +229,42 @@ def _mean_of(table: DualTable, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor
 class ExponentialPart:
     """Σ cE over the batches since the last step: c is the derivative of what is differentiated by each risk in it.
 
-    So whatever a module multiplies a risk by is known, the temperature, the share of a batch in an accumulated gradient
-    and a gradient scaler's factor included, and a risk that is not in the loss does not count.
+    Each risk keeps its gradient, which is c. So whatever a module multiplies a risk by is known, the temperature, the
+    share of a batch in an accumulated gradient and a gradient scaler's factor included, and a risk that is not in the
+    loss does not count.
     """
 
     def __init__(self) -> None:
-        self._total: Number | None = None
+        self._shares: list[tuple[Tensor, Number]] = []
+        self._restored = 0.0
         self._taken = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExponentialPart:
+        return ExponentialPart()  # a copy of the module has no backward pass behind it
+
+    def __getstate__(self) -> dict[str, Any]:
+        return ExponentialPart().__dict__
 
     def watch(self, tables: Sequence[DualTable], samples: Samples, risk: Tensor) -> None:
-        """Add the exponential part of a risk when the gradient comes to it."""
-        if risk.requires_grad:
-            risk.register_hook(partial(self._add, exponential_part(tables, samples, risk)))  # type: ignore[no-untyped-call]
+        """Count a risk from when the gradient has come to it."""
+        if not risk.requires_grad:
+            return
+        if self._taken:
+            self._shares, self._restored, self._taken = [], 0.0, False
+        risk.retain_grad()  # type: ignore[no-untyped-call]
+        self._shares.append((risk, exponential_part(tables, samples, risk)))
 
-    def _add(self, part: Number, gradient: Tensor) -> None:
-        share = part * (gradient.item() if isinstance(part, float) else wide(gradient))
-        self._total = share if self._total is None or self._taken else self._total + share
-        self._taken = False
+    def _sum(self) -> Number:
+        total: Number = self._restored
+        for risk, part in self._shares:
+            if (c := risk.grad) is not None:
+                total = total + part * (c.item() if isinstance(part, float) else wide(c))
+        return total
 
     def take(self) -> Number:
         """The sum, in a distributed run the mean over the processes; the next batch starts anew."""
-        total = 0.0 if self._total is None else self._total
-        # Several optimisers may take steps of one backward pass.
+        total = self._sum()
+        # Not empty yet: several optimisers may take steps of one backward pass.
         self._taken = True
         if distributed.is_distributed():
             shares = total if isinstance(total, Tensor) else torch.tensor(total, dtype=torch.float64)
@@ -261,15 +273,14 @@ class ExponentialPart:
 
     def state(self) -> Tensor | None:
         """What is gathered between two steps, of all processes, shape ``(P,)``; None where nothing is."""
-        waiting = self._total is not None and not self._taken
-        total = torch.as_tensor(self._total if waiting else math.nan, dtype=torch.float64).reshape(1).cpu()
+        total = torch.as_tensor(0.0 if self._taken else self._sum(), dtype=torch.float64).reshape(1).cpu()
         totals = distributed.of_all_processes(total) if distributed.is_distributed() else total
-        return None if bool(totals.isnan().all()) else totals
+        return totals if bool(totals.any()) else None
 
     def restore(self, totals: Tensor, rank: int, processes: int, scale: float = 1.0) -> None:
         """Set what :meth:`state` gave; with another number of processes, the mean over those of before."""
-        own = totals[rank] if len(totals) == processes else totals.nansum() / len(totals)
-        self._total, self._taken = (None if bool(own.isnan()) else own.item() * scale), False
+        own = totals[rank] if len(totals) == processes else totals.mean()
+        self._shares, self._restored, self._taken = [], own.item() * scale, False
 
 
 def checked_weight_step(word: Any) -> Any:
