@@ -330,3 +330,40 @@ def test_optimum_has_no_gradient(data_dir):
     start = np.linalg.lstsq(rows, batch[1], rcond=None)[0]
     found = minimize(risk, start, jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 5000})
     assert reproduce_dro_table.optimum("abalone_tau1.0", str(data_dir)) == pytest.approx(found.fun, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_gaussian_study_of_the_dual_variable(tmp_path):
+    """In small: 1/S falls as 1/T, no bound is broken, and SCENT's error over SGD's falls with σ."""
+    few = [
+        "--steps",
+        2000,
+        "--ratio-steps",
+        2000,
+        "--seeds",
+        4,
+        "--longest",
+        1500,
+        "--runs",
+        200,
+        "--out",
+        tmp_path / "a.png",
+    ]
+    found = json.loads(script(tmp_path, "spmd_versus_sgd.py", *few).strip().splitlines()[-1])
+    assert found["bounds_hold"]
+    assert found["ratio"]["0.1"] > found["ratio"]["0.3"] > found["ratio"]["1.0"]
+    assert found["slope"]["1/S"] == pytest.approx(-1, abs=0.15)
+    assert found["slope"]["SCENT"] == pytest.approx(-0.5, abs=0.1)
+    assert (tmp_path / "a.png").stat().st_size > 50_000
+
+
+def test_moments_of_the_cut_gaussian(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from spmd_versus_sgd import CUT, Law
+
+    law = Law.of(-1.0, 0.5)
+    scores = torch.randn(4_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).clamp(-CUT, CUT)
+    z = (-1.0 + 0.5 * scores).exp()
+    assert law.mean == pytest.approx(z.mean().item(), rel=2e-3)
+    assert law.variance == pytest.approx(z.var().item(), rel=1e-2)
+    assert law.excess == pytest.approx(math.exp(0.25) - 1, rel=1e-2)
