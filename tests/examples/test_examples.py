@@ -335,21 +335,9 @@ def test_optimum_has_no_gradient(data_dir):
 @pytest.mark.slow
 def test_gaussian_study_of_the_dual_variable(tmp_path):
     """In small: 1/S falls as 1/T, no bound is broken, and SCENT's error over SGD's falls with σ."""
-    few = [
-        "--steps",
-        2000,
-        "--ratio-steps",
-        2000,
-        "--seeds",
-        4,
-        "--longest",
-        1500,
-        "--runs",
-        200,
-        "--out",
-        tmp_path / "a.png",
-    ]
-    found = json.loads(script(tmp_path, "spmd_versus_sgd.py", *few).strip().splitlines()[-1])
+    few = ["--steps", 2000, "--ratio-steps", 2000, "--seeds", 4, "--longest", 1500, "--runs", 200]
+    output = script(tmp_path, "spmd_versus_sgd.py", *few, "--out", tmp_path / "a.png")
+    found = json.loads(output.strip().splitlines()[-1])
     assert found["bounds_hold"]
     assert found["ratio"]["0.1"] > found["ratio"]["0.3"] > found["ratio"]["1.0"]
     assert found["slope"]["1/S"] == pytest.approx(-1, abs=0.15)
