@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from scent_lightning import distributed
-from scent_lightning.duals.repeats import are_distinct
 from scent_lightning.errors import InputError
+from scent_lightning.functional.repeats import are_distinct
 from scent_lightning.private_api import entries, is_watched, takes_own_records
 from scent_lightning.validation import checked_choice, checked_number
 

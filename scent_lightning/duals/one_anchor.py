@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -21,44 +21,29 @@ from scent_lightning.duals.table import DualTable
 from scent_lightning.functional import at_least_float32
 from scent_lightning.updates.step_size import Observed
 
-if TYPE_CHECKING:
-    from scent_lightning.duals.step import DualStep
-
 _CPU = torch.device("cpu")
 
 
-class StepOfOne:
-    """A step in plain numbers; :meth:`as_step` makes the general form of it for whoever looks."""
+class StepOfOne(NamedTuple):
+    """A step in plain numbers, as :class:`~scent_lightning.duals.step.DualStep` describes them.
 
-    __slots__ = ("before", "log_mean", "nu", "progress", "rows", "seen", "unguarded")
+    Attributes:
+        rows: dataset index, int64, shape ``(1,)``.
+        nu: the new ν.
+        seen: whether the anchor had one.
+        before: the ν it had, ℓ where it had none.
+        log_mean: ℓ.
+        unguarded: the new ν before the guard.
+        progress: fraction of the run that is done.
+    """
 
-    def __init__(
-        self,
-        rows: Tensor,
-        nu: float,
-        seen: bool,
-        before: float,
-        log_mean: float,
-        unguarded: float,
-        progress: float,
-    ) -> None:
-        self.rows = rows
-        self.nu = nu
-        self.seen = seen
-        self.before = before
-        self.log_mean = log_mean
-        self.unguarded = unguarded
-        self.progress = progress
-
-    def as_step(self) -> DualStep:
-        """The general form."""
-        from scent_lightning.duals.step import DualStep
-
-        numbers = (self.before, self.log_mean, self.unguarded)
-        before, log_mean, unguarded = (torch.tensor([number], dtype=torch.float64) for number in numbers)
-        nu, visited = torch.tensor([self.nu]), torch.tensor([self.seen])
-        everyone = (self.rows, nu, log_mean, before, visited, None)
-        return DualStep(self.rows, nu, before, log_mean, unguarded, *everyone, self.progress)
+    rows: Tensor
+    nu: float
+    seen: bool
+    before: float
+    log_mean: float
+    unguarded: float
+    progress: float
 
 
 def applies(tables: Sequence[DualTable], samples: Samples) -> bool:

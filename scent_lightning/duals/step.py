@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from scent_lightning import distributed
-from scent_lightning.duals import one_anchor, repeats
+from scent_lightning.duals import one_anchor
+from scent_lightning.duals.one_anchor import StepOfOne
 from scent_lightning.duals.samples import Place, Samples, Side
 from scent_lightning.duals.table import DualTable
 from scent_lightning.errors import DualDivergenceError
-from scent_lightning.functional import wide
+from scent_lightning.functional import repeats, wide
 from scent_lightning.updates.step_size import Observed
 
 __all__ = ["DualStep", "entropic_risk", "evaluate", "propose", "verify", "write"]
@@ -48,6 +49,15 @@ class DualStep(NamedTuple):
     all_seen: Tensor | None
     progress: float
     row_weight: Tensor | None = None
+
+    @staticmethod
+    def of_one(step: StepOfOne) -> DualStep:
+        """The general form of a step in plain numbers."""
+        numbers = (step.before, step.log_mean, step.unguarded)
+        before, log_mean, unguarded = (torch.tensor([number], dtype=torch.float64) for number in numbers)
+        nu, visited = torch.tensor([step.nu]), torch.tensor([step.seen])
+        everyone = (step.rows, nu, log_mean, before, visited, None)
+        return DualStep(step.rows, nu, before, log_mean, unguarded, *everyone, step.progress)
 
 
 def entropic_risk(tables: Sequence[DualTable], samples: Samples, index: Tensor, progress: float) -> Tensor:
@@ -106,11 +116,9 @@ def evaluate(tables: Sequence[DualTable], samples: Samples, index: Tensor) -> Te
 
 
 def _checked(tables: Sequence[DualTable], samples: Samples, index: Tensor) -> Tensor:
-    return (
-        distributed.checked(_check, tables, samples, index)
-        if distributed.is_distributed()
-        else _check(tables, samples, index)
-    )
+    if distributed.is_distributed():
+        return distributed.checked(_check, tables, samples, index)
+    return _check(tables, samples, index)
 
 
 def _check(tables: Sequence[DualTable], samples: Samples, index: Tensor) -> Tensor:

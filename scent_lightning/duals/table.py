@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -14,14 +14,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.swa_utils import AveragedModel
 
-from scent_lightning.duals.repeats import FEW
 from scent_lightning.errors import InputError
+from scent_lightning.functional.repeats import FEW
 from scent_lightning.updates import DualUpdate, StepSizeRule
 from scent_lightning.validation import checked_choice, checked_integer
-
-if TYPE_CHECKING:
-    from scent_lightning.duals.one_anchor import StepOfOne
-    from scent_lightning.duals.step import DualStep
 
 __all__ = ["DualTable", "IfChanged", "Placement"]
 
@@ -49,7 +45,7 @@ class DualTable(nn.Module):
         self.name = name
         self.placement = placement
         self._shared = False
-        self.last: DualStep | StepOfOne | None = None  # the latest step
+        self.last: Any = None  # the latest step, as whatever made it describes it
         self.if_changed: IfChanged = "error"
         # Set when a state of another size was loaded: reading still works, training does not.
         self.loaded_anchors: int | None = None

@@ -92,4 +92,5 @@ class DualVariable(DualTable):
     @property
     def last_step(self) -> step.DualStep | None:
         """The latest :class:`~scent_lightning.duals.step.DualStep`, for monitors; None before the first."""
-        return self.last.as_step() if isinstance(self.last, StepOfOne) else self.last
+        last: step.DualStep | StepOfOne | None = self.last
+        return step.DualStep.of_one(last) if isinstance(last, StepOfOne) else last

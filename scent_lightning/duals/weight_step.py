@@ -29,11 +29,12 @@ from torch.optim import Optimizer
 
 from scent_lightning import distributed
 from scent_lightning.duals.one_anchor import StepOfOne
-from scent_lightning.duals.repeats import are_distinct
 from scent_lightning.duals.samples import Samples
+from scent_lightning.duals.step import DualStep
 from scent_lightning.duals.table import DualTable
 from scent_lightning.errors import InputError
 from scent_lightning.functional import lambert_w_of_log, wide
+from scent_lightning.functional.repeats import are_distinct
 from scent_lightning.optim import RowSparseSGD
 from scent_lightning.private_api import entries, multiply, norms, unscales_itself
 from scent_lightning.validation import checked_choice
@@ -215,8 +216,7 @@ def exponential_part(tables: Sequence[DualTable], samples: Samples, risk: Tensor
 def _mean_of(table: DualTable, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """Mean of a function of ℓ and the new ν over the anchors of the latest step, as this process's share of it."""
     step = table.last
-    assert step is not None
-    assert not isinstance(step, StepOfOne)
+    assert isinstance(step, DualStep)
     log_mean = step.log_mean
     parts = of(log_mean, step.nu.to(log_mean.dtype))
     if step.row_weight is not None:
