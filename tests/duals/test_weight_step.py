@@ -1,6 +1,8 @@
 """The proximal step for the weights: against its formula, and the same however a run is cut into parts."""
 
+import copy
 import math
+import pickle
 from pathlib import Path
 
 import lightning as L
@@ -12,11 +14,12 @@ from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch.nn.functional import softplus
 
 from scent_lightning.callbacks import DualVariableMonitor
 from scent_lightning.duals import ASGD, BSGD, SCENT, SOX, DualVariableMixin, SoftplusASGD, UMax
-from scent_lightning.duals.weight_step import proximal_gradients
+from scent_lightning.duals.weight_step import ExponentialPart, check_training, proximal_gradients
 from scent_lightning.errors import InputError
 from scent_lightning.functional import proximal_scale
 from scent_lightning.optim import RowSparseSGD
@@ -398,3 +401,29 @@ def test_the_monitor_logs_it(tmp_path):
     assert logged["step"].tolist() == [1, 3, 5]
     assert logged["weights/scale"].tolist() == pytest.approx(task.scales[1::2])
     assert logged["weights/decrease"].tolist() == pytest.approx([-math.log(scale) for scale in task.scales[1::2]])
+
+
+@pytest.mark.parametrize("kind", [FSDPStrategy, ModelParallelStrategy])
+def test_shared_parameters_are_told(kind):
+    trainer = quiet_trainer()
+    trainer._accelerator_connector.strategy = kind()
+    with pytest.raises(InputError, match=f"needs whole gradients in each process, and {kind.__name__} shares them"):
+        check_training(trainer)
+
+
+@pytest.mark.parametrize(("processes", "expected"), [(2, [3.0, 1.0]), (1, [2.0]), (3, [2.0] * 3)])
+def test_a_sum_goes_on_with_any_number_of_processes(processes, expected):
+    """The mean over the processes is what counts, and is the same."""
+    saved = torch.tensor([3.0, 1.0], dtype=torch.float64)
+    for rank in range(processes):
+        part = ExponentialPart()
+        part.restore(saved, rank, processes, scale=0.5)
+        assert part.take() == expected[rank] * 0.5
+        assert part.state() is None, "a step was taken"
+
+
+def test_copies_and_pickles_of_a_module_have_no_pass_behind_them():
+    module = Two(SCENT(0.0))
+    module.loss(torch.randn(3, 4), torch.arange(3), torch.rand(3, 5).argsort(1) < 3)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert other._exponential_part.take() == 0.0
