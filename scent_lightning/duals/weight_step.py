@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from scent_lightning.duals import exchange
 from scent_lightning.duals.variable import DualVariable
 from scent_lightning.errors import InputError
-from scent_lightning.functional import lambert_w_of_log, wide
+from scent_lightning.functional import lambert_w_of_log, wide, wide_dtype
 from scent_lightning.optim import RowSparseSGD
 from scent_lightning.private_api import entries, multiply, norms, unscales_itself
 from scent_lightning.validation import checked_choice
@@ -158,7 +158,9 @@ def _numbers(sizes: list[Tensor], exponential: Number) -> list[float]:
     place = sizes[0].device
     if place.type == "cpu":
         return [size.item() for size in sizes] + [float(exponential)]
-    numbers: list[float] = torch.stack([wide(torch.as_tensor(v)).to(place) for v in (*sizes, exponential)]).tolist()
+    kind = wide_dtype(place)
+    values = [torch.as_tensor(value, dtype=kind, device=place).detach() for value in (*sizes, exponential)]
+    numbers: list[float] = torch.stack(values).tolist()
     return numbers
 
 

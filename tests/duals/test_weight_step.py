@@ -427,3 +427,16 @@ def test_copies_and_pickles_of_a_module_have_no_pass_behind_them():
     module.loss(torch.randn(3, 4), torch.arange(3), torch.rand(3, 5).argsort(1) < 3)
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert other._exponential_part.take() == 0.0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed", "bf16-mixed", "64-true"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_on_a_gpu_it_is_the_same(precision, fused):
+    """Also where a fused optimiser divides by the gradient scaler's factor within its step."""
+    scales = []
+    for accelerator in ("cpu", "gpu"):
+        task = Task(lr=3.0, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=3.0, fused=fused))
+        fit(task, accelerator=accelerator, precision=precision if accelerator == "gpu" else "64-true", max_epochs=1)
+        scales.append(task.scales)
+    assert scales[1] == pytest.approx(scales[0], rel=0.1 if "mixed" in precision else 1e-4)
