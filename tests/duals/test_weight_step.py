@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import weakref
 from pathlib import Path
 
 import lightning as L
@@ -422,11 +423,18 @@ def test_a_sum_goes_on_with_any_number_of_processes(processes, expected):
         assert part.state() is None, "a step was taken"
 
 
-def test_copies_and_pickles_of_a_module_have_no_pass_behind_them():
+def test_a_risk_that_is_dropped_is_forgotten():
+    """Nothing holds the graph of a loss that nobody differentiates; and a module can be copied after a step."""
     module = Two(SCENT(0.0))
-    module.loss(torch.randn(3, 4), torch.arange(3), torch.rand(3, 5).argsort(1) < 3)
+    batch = torch.randn(3, 4), torch.arange(3), torch.rand(3, 5).argsort(1) < 3
+    scores = module.linear(batch[0])
+    risk = module.entropic_risk("first", scores, batch[1])
+    held = weakref.ref(scores)
+    del scores, risk
+    assert held() is None
+    module.loss(*batch).backward()
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert other._exponential_part.take() == 0.0
+        assert other._exponential_part.take() == module._exponential_part.take() > 0.0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
