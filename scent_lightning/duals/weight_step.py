@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import lightning as L
@@ -33,7 +34,7 @@ from scent_lightning.duals.samples import Samples
 from scent_lightning.duals.step import DualStep
 from scent_lightning.duals.table import DualTable
 from scent_lightning.errors import InputError
-from scent_lightning.functional import lambert_w_of_log, wide
+from scent_lightning.functional import lambert_w_of_log, wide, wide_dtype
 from scent_lightning.functional.repeats import are_distinct
 from scent_lightning.optim import RowSparseSGD
 from scent_lightning.private_api import entries, multiply, norms, unscales_itself
@@ -158,7 +159,9 @@ def _numbers(sizes: list[Tensor], exponential: Number) -> list[float]:
     place = sizes[0].device
     if place.type == "cpu":
         return [size.item() for size in sizes] + [float(exponential)]
-    numbers: list[float] = torch.stack([wide(torch.as_tensor(v)).to(place) for v in (*sizes, exponential)]).tolist()
+    kind = wide_dtype(place)
+    values = [torch.as_tensor(value, dtype=kind, device=place).detach() for value in (*sizes, exponential)]
+    numbers: list[float] = torch.stack(values).tolist()
     return numbers
 
 
@@ -229,42 +232,30 @@ def _mean_of(table: DualTable, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor
 class ExponentialPart:
     """Σ cE over the batches since the last step: c is the derivative of what is differentiated by each risk in it.
 
-    Each risk keeps its gradient, which is c. So whatever a module multiplies a risk by is known, the temperature, the
-    share of a batch in an accumulated gradient and a gradient scaler's factor included, and a risk that is not in the
-    loss does not count.
+    The backward pass tells of c. So whatever a module multiplies a risk by is known, the temperature, the share of a
+    batch in an accumulated gradient and a gradient scaler's factor included, and a risk that is not in the loss does
+    not count.
     """
 
     def __init__(self) -> None:
-        self._shares: list[tuple[Tensor, Number]] = []
-        self._restored = 0.0
+        self._total: Number = 0.0
         self._taken = False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ExponentialPart:
-        return ExponentialPart()  # a copy of the module has no backward pass behind it
-
-    def __getstate__(self) -> dict[str, Any]:
-        return ExponentialPart().__dict__
-
     def watch(self, tables: Sequence[DualTable], samples: Samples, risk: Tensor) -> None:
-        """Count a risk from when the gradient has come to it."""
-        if not risk.requires_grad:
-            return
-        if self._taken:
-            self._shares, self._restored, self._taken = [], 0.0, False
-        risk.retain_grad()  # type: ignore[no-untyped-call]
-        self._shares.append((risk, exponential_part(tables, samples, risk)))
+        """Add the exponential part of a risk when the gradient comes to it."""
+        if risk.requires_grad:
+            part = exponential_part(tables, samples, risk)
+            risk.register_hook(partial(self._add, part))  # type: ignore[no-untyped-call]
 
-    def _sum(self) -> Number:
-        total: Number = self._restored
-        for risk, part in self._shares:
-            if (c := risk.grad) is not None:
-                total = total + part * (c.item() if isinstance(part, float) else wide(c))
-        return total
+    def _add(self, part: Number, c: Tensor) -> None:
+        if self._taken:
+            self._total, self._taken = 0.0, False
+        self._total = self._total + part * (c.item() if isinstance(part, float) else wide(c))
 
     def take(self) -> Number:
         """The sum, in a distributed run the mean over the processes; the next batch starts anew."""
-        total = self._sum()
-        # Not empty yet: several optimisers may take steps of one backward pass.
+        total = self._total
+        # Kept until the next backward pass: several optimisers may take steps of one backward pass.
         self._taken = True
         if distributed.is_distributed():
             shares = total if isinstance(total, Tensor) else torch.tensor(total, dtype=torch.float64)
@@ -273,14 +264,14 @@ class ExponentialPart:
 
     def state(self) -> Tensor | None:
         """What is gathered between two steps, of all processes, shape ``(P,)``; None where nothing is."""
-        total = torch.as_tensor(0.0 if self._taken else self._sum(), dtype=torch.float64).reshape(1).cpu()
+        total = torch.as_tensor(0.0 if self._taken else self._total, dtype=torch.float64).reshape(1).cpu()
         totals = distributed.of_all_processes(total) if distributed.is_distributed() else total
         return totals if bool(totals.any()) else None
 
     def restore(self, totals: Tensor, rank: int, processes: int, scale: float = 1.0) -> None:
         """Set what :meth:`state` gave; with another number of processes, the mean over those of before."""
         own = totals[rank] if len(totals) == processes else totals.mean()
-        self._shares, self._restored, self._taken = [], own.item() * scale, False
+        self._total, self._taken = own.item() * scale, False
 
 
 def checked_weight_step(word: Any) -> Any:

@@ -1,6 +1,9 @@
 """The proximal step for the weights: against its formula, and the same however a run is cut into parts."""
 
+import copy
 import math
+import pickle
+import weakref
 from pathlib import Path
 
 import lightning as L
@@ -12,11 +15,12 @@ from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch.nn.functional import softplus
 
 from scent_lightning.callbacks import DualVariableMonitor
 from scent_lightning.duals import ASGD, BSGD, SCENT, SOX, DualVariableMixin, SoftplusASGD, UMax
-from scent_lightning.duals.weight_step import proximal_gradients
+from scent_lightning.duals.weight_step import ExponentialPart, check_training, proximal_gradients
 from scent_lightning.errors import InputError
 from scent_lightning.functional import proximal_scale
 from scent_lightning.optim import RowSparseSGD
@@ -398,3 +402,49 @@ def test_the_monitor_logs_it(tmp_path):
     assert logged["step"].tolist() == [1, 3, 5]
     assert logged["weights/scale"].tolist() == pytest.approx(task.scales[1::2])
     assert logged["weights/decrease"].tolist() == pytest.approx([-math.log(scale) for scale in task.scales[1::2]])
+
+
+@pytest.mark.parametrize("kind", [FSDPStrategy, ModelParallelStrategy])
+def test_shared_parameters_are_told(kind):
+    trainer = quiet_trainer()
+    trainer._accelerator_connector.strategy = kind()
+    with pytest.raises(InputError, match=f"needs whole gradients in each process, and {kind.__name__} shares them"):
+        check_training(trainer)
+
+
+@pytest.mark.parametrize(("processes", "expected"), [(2, [3.0, 1.0]), (1, [2.0]), (3, [2.0] * 3)])
+def test_a_sum_goes_on_with_any_number_of_processes(processes, expected):
+    """The mean over the processes is what counts, and is the same."""
+    saved = torch.tensor([3.0, 1.0], dtype=torch.float64)
+    for rank in range(processes):
+        part = ExponentialPart()
+        part.restore(saved, rank, processes, scale=0.5)
+        assert part.take() == expected[rank] * 0.5
+        assert part.state() is None, "a step was taken"
+
+
+def test_a_risk_that_is_dropped_is_forgotten():
+    """Nothing holds the graph of a loss that nobody differentiates; and a module can be copied after a step."""
+    module = Two(SCENT(0.0))
+    batch = torch.randn(3, 4), torch.arange(3), torch.rand(3, 5).argsort(1) < 3
+    scores = module.linear(batch[0])
+    risk = module.entropic_risk("first", scores, batch[1])
+    held = weakref.ref(scores)
+    del scores, risk
+    assert held() is None
+    module.loss(*batch).backward()
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert other._exponential_part.take() == module._exponential_part.take() > 0.0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed", "bf16-mixed", "64-true"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_on_a_gpu_it_is_the_same(precision, fused):
+    """Also where a fused optimiser divides by the gradient scaler's factor within its step."""
+    scales = []
+    for accelerator in ("cpu", "gpu"):
+        task = Task(lr=3.0, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=3.0, fused=fused))
+        fit(task, accelerator=accelerator, precision=precision if accelerator == "gpu" else "64-true", max_epochs=1)
+        scales.append(task.scales)
+    assert scales[1] == pytest.approx(scales[0], rel=0.1 if "mixed" in precision else 1e-4)
