@@ -32,7 +32,7 @@ from scent_lightning.duals.table import IfChanged
 from scent_lightning.errors import InputError
 from scent_lightning.failure import failure, shows_traceback, users_error
 from scent_lightning.named_checkpoints import find_checkpoint, is_word
-from scent_lightning.private_api import checkpoint_io_given
+from scent_lightning.private_api import LINKED_TARGETS, checkpoint_io_given, parser_of
 from scent_lightning.sizes import FromCheckpoint, SizeOfData, sizes_of
 
 __all__ = ["ScentCLI", "default_callbacks", "main"]
@@ -66,7 +66,7 @@ class ScentArgumentParser(LightningArgumentParser):
     def add_class_arguments(self, class_type: Any, *args: Any, **kwargs: Any) -> list[str]:
         """As jsonargparse's, but what a task takes from the data need not be given."""
         if isinstance(class_type, type) and issubclass(class_type, L.LightningModule):
-            kwargs["linked_targets"] = {*(kwargs.get("linked_targets") or ()), *sizes_of(class_type)}
+            kwargs[LINKED_TARGETS] = {*(kwargs.get(LINKED_TARGETS) or ()), *sizes_of(class_type)}
         added: list[str] = super().add_class_arguments(class_type, *args, **kwargs)
         return added
 
@@ -145,7 +145,7 @@ class ScentCLI(LightningCLI):
             if name in arguments:
                 size = SizeOfData(name, arguments[name], is_needed, self._from_checkpoint)
                 target = f"model.init_args.{name}"
-                self._parser(self.subcommand).link_arguments("data", target, size, apply_on="instantiate")
+                parser_of(self).link_arguments("data", target, size, apply_on="instantiate")
 
     def _parse_ckpt_path(self) -> None:
         """What is on the command line is what runs: a checkpoint's hyperparameters do not override it."""

@@ -28,6 +28,7 @@ from scent_lightning.errors import InputError
 
 __all__ = [
     "HOOK_NAME",
+    "LINKED_TARGETS",
     "checkpoint_io_given",
     "entries",
     "forget_loaders",
@@ -39,6 +40,7 @@ __all__ = [
     "loaders",
     "multiply",
     "norms",
+    "parser_of",
     "replace_hyperparameters",
     "restricted_classmethod",
     "schedule_state",
@@ -295,3 +297,25 @@ def _together(tensors: list[Tensor]) -> bool:
 def unscales_itself(of: Optimizer) -> bool:
     """Whether an optimiser divides by a gradient scaler's factor within its step, as torch's fused ones do."""
     return bool(getattr(of, "_step_supports_amp_scaling", False))
+
+
+# -------------------------------------------------------------------- the command line
+
+LINKED_TARGETS = "linked_targets"
+"""The argument of jsonargparse's ``add_class_arguments`` for arguments of a class that need not be given.
+
+It is what its own links set, which are made before the class is known; sizes of a task are linked after.
+"""
+
+
+def parser_of(cli: Any) -> Any:
+    """The parser of the subcommand that runs, which the sizes of the task chosen are linked in.
+
+    Args:
+        cli: a LightningCLI.
+
+    Raises:
+        InputError: this version of Lightning keeps it under another name.
+    """
+    _check(L, cli, "_parser", "the command line's link of sizes")
+    return cli._parser(cli.subcommand)

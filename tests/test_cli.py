@@ -58,7 +58,7 @@ def test_fit_leaves_log_config_and_checkpoint_and_says_where(run):
     assert {"val/entropic_risk", "val/rmse", "val/worst_loss"} <= tags
     assert events.Tags()["histograms"] == ["dual/nu/histogram"]
     saved = yaml.safe_load((log / "config.yaml").read_text())
-    assert saved["dual"]["class_path"] == "scent_lightning.duals.SCENT"
+    assert saved["dual"]["class_path"] == "scent_lightning.updates.SCENT"
     assert saved["trainer"]["max_epochs"] == 4
     assert list((log / "checkpoints").iterdir()) == [log / "checkpoints" / "last.ckpt"]
 
@@ -68,7 +68,7 @@ def test_checkpoint_loads_without_pickle_and_elsewhere(run):
     _, _, log = run
     path = log / "checkpoints" / "last.ckpt"
     checkpoint = torch.load(path, weights_only=True)
-    assert checkpoint["hyper_parameters"]["dual"]["class_path"] == "scent_lightning.duals.SCENT"
+    assert checkpoint["hyper_parameters"]["dual"]["class_path"] == "scent_lightning.updates.SCENT"
     task = DRORegressionTask.load_from_checkpoint(path)
     assert task.duals["nu"].update.log_alpha == "auto"
     assert task.duals["nu"].nu.item() == checkpoint["state_dict"]["duals.nu.nu"].item()
@@ -191,12 +191,12 @@ def test_two_processes_start_at_least_squares_of_all_rows(tmp_path):
 BAD = [
     (
         ["--dual", "Nothing"],
-        "unknown dual update 'Nothing' for --dual: known are ASGD, BSGD, SCENT, SOX, SoftplusASGD, U",
+        "unknown dual update 'Nothing' for --dual: known are ASGD, BSGD, SCENT, SOX, ProximalPoint, SoftplusASGD, U",
     ),
     (["--model", "Nothing"], "unknown task 'Nothing' for --model: known are .*DRORegressionTask"),
     (["--data", "Nothing"], "unknown data module 'Nothing' for --data: known are .*TabularRegressionDataModule"),
     (["--dual", "SOX"], "--dual SOX needs its argument.* gamma"),
-    (["--dual", "SOX", "--dual.gamma", "-0.5"], r"gamma must be in \[0, 1\], got -0.5"),
+    (["--dual", "SOX", "--dual.gamma", "-0.5"], r"gamma must be a number in \[0, 1\], got -0.5"),
     (["--dual.gamma", "0.5"], "--dual SCENT has no argument 'gamma'"),
     (["--model.tau", "0"], "tau must be a finite number above 0, got 0.0"),
     (["--model.tau", "warm"], "--model.tau must be float, got warm"),
@@ -385,7 +385,7 @@ def test_two_stages_of_partial_auc(tmp_path):
             ["--data.positive_classes", "null"],
             "positive_classes must say which classes of . are positive: cat, dog (on",
         ),
-        (["--data.removed_positives", "1.5"], "removed_positives must be in [0, 1), got 1.5"),
+        (["--data.removed_positives", "1.5"], "removed_positives must be a number in [0, 1), got 1.5"),
         (["--data.batch_size", "512"], "is more than the 16 positive rows there are"),
         (["--model.backbone_checkpoint", "other.pt"], "backbone_checkpoint other.pt does not match the network: it"),
     ],

@@ -193,7 +193,7 @@ def test_closure():
     ("arguments", "message"),
     [
         ({"lr": 0.0}, "lr must be a finite number above 0, got 0.0"),
-        ({"momentum": 1.0}, "momentum must be a finite number of at least 0 and below 1, got 1.0"),
+        ({"momentum": 1.0}, r"momentum must be a number in \[0, 1\), got 1.0"),
         ({"weight_decay": -1.0}, "weight_decay must be a finite number of at least 0, got -1.0"),
     ],
 )

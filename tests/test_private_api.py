@@ -340,3 +340,17 @@ def _defined(node):
         yield node.attr if isinstance(node.value, ast.Name) and node.value.id == "self" else ""
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         yield node.id
+
+
+def test_the_parser_of_a_subcommand_and_targets_that_need_not_be_given():
+    from jsonargparse import ArgumentParser
+
+    from scent_lightning.cli import ScentArgumentParser
+
+    assert "subcommand" in inspect.signature(LightningCLI._parser).parameters
+    assert private_api.LINKED_TARGETS in inspect.signature(ArgumentParser.add_class_arguments).parameters or (
+        private_api.LINKED_TARGETS in inspect.getsource(inspect.getmodule(ArgumentParser.add_class_arguments))
+    )
+    assert issubclass(ScentArgumentParser, ArgumentParser)
+    with pytest.raises(InputError, match=r"needs object._parser, which lightning .* does not have"):
+        private_api.parser_of(object())

@@ -194,6 +194,7 @@ class DualUpdate:
         """Class path and arguments as plain data, the form in which checkpoints and YAML files hold an update.
 
         Example:
+            >>> from scent_lightning.updates import SOX
             >>> SOX(gamma=0.5).config()["init_args"]["gamma"]
             0.5
         """

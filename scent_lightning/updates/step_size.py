@@ -47,6 +47,8 @@ class StepSizeRule(nn.Module):
         needs_progress: whether the rule has to know how much of the run is done.
 
     Example:
+        >>> import math
+        >>> import torch
         >>> from scent_lightning.updates import SOX
         >>> class Harmonic(StepSizeRule):  # the average of all steps so far
         ...     def reset(self):

@@ -154,8 +154,8 @@ def test_the_figure(tmp_path):
 
 def test_errors(tmp_path):
     for arguments, message in (
-        ({"fraction": 0.0}, "fraction must be a finite number above 0 and at most 1, got 0.0"),
-        ({"fraction": "half"}, "fraction must be a finite number above 0 and at most 1, got 'half'"),
+        ({"fraction": 0.0}, r"fraction must be a number in \(0, 1\], got 0.0"),
+        ({"fraction": "half"}, r"fraction must be a number in \(0, 1\], got 'half'"),
         ({"num_steps": 0}, "num_steps must be None or an integer of at least 1, got 0"),
     ):
         with pytest.raises(InputError, match=message):

@@ -725,22 +725,22 @@ CASES = [
     (
         images(),
         {"removed_positives": 1.0},
-        r"removed_positives must be a finite number of at least 0 and below 1, got 1.0",
+        r"removed_positives must be a number in \[0, 1\), got 1.0",
     ),
     (
         images(),
         {"removed_positives": -0.1},
-        r"removed_positives must be a finite number of at least 0 and below 1, got -0.1",
+        r"removed_positives must be a number in \[0, 1\), got -0.1",
     ),
     (
         images(),
         {"removed_positives": float("nan")},
-        r"removed_positives must be a finite number of at least 0 and below 1, got nan",
+        r"removed_positives must be a number in \[0, 1\), got nan",
     ),
     (
         images(),
         {"removed_positives": "a"},
-        r"removed_positives must be a finite number of at least 0 and below 1, got 'a'",
+        r"removed_positives must be a number in \[0, 1\), got 'a'",
     ),
     (images(), {"removed_positives": 0.99}, "removed_positives 0.99 leaves split 'train' none of its 40 positive rows"),
     (images(), {"seed": -1}, "seed must be an integer of at least 0, got -1"),

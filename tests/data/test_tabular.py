@@ -368,7 +368,7 @@ def test_new_rows_that_float32_cannot_hold_after_scaling(table, tmp_path):
     ("arguments", "message"),
     [
         ({"dataset": "nothing.csv"}, "neither a file nor one of the known data sets: diabetes, california_housing, ab"),
-        ({"val_fraction": 1.0}, r"val_fraction must be a finite number of at least 0 and below 1, got 1.0"),
+        ({"val_fraction": 1.0}, r"val_fraction must be a number in \[0, 1\), got 1.0"),
         ({"val_fraction": 0.5, "test_fraction": 0.5}, "must be below 1"),
         ({"split_seed": -1}, "split_seed must be an integer of at least 0, got -1"),
         ({"num_workers": -1}, "num_workers must be an integer of at least 0, got -1"),

@@ -195,7 +195,14 @@ def test_checkpoint_holds_no_objects_of_ours_and_loads(tmp_path):
     checkpoint = torch.load(path, weights_only=True)
     assert checkpoint["hyper_parameters"]["dual"] == {
         "class_path": "scent_lightning.updates.SCENT",
-        "init_args": {"log_alpha": 1.0, "schedule": "cosine", "final": None, "max_log_weight": 3.0},
+        "init_args": {
+            "log_alpha": 1.0,
+            "schedule": "cosine",
+            "final": None,
+            "max_log_weight": 3.0,
+            "alpha_multiplier": 1.0,
+            "window": None,
+        },
     }
     loaded = SoftmaxTask.load_from_checkpoint(path)
     assert states_equal(dict(task.state_dict()), dict(loaded.state_dict()))

@@ -346,7 +346,7 @@ def test_another_number_of_pairs_evaluates_but_does_not_train(tmp_path):
         ({"tau": 0.001}, "min_tau, tau and max_tau must rise"),
         ({"epsilon": -1.0}, "epsilon must be a finite number of at least 0"),
         ({"lr": 0.0}, "lr must be a finite number above 0"),
-        ({"beta1": 1.0}, "beta1 must be a finite number of at least 0 and below 1"),
+        ({"beta1": 1.0}, r"beta1 must be a number in \[0, 1\)"),
         ({"chunk": 0}, "chunk must be None or an integer of at least 1"),
     ],
 )

@@ -148,7 +148,7 @@ def test_precision(data, precision):
         ({"loss": "cubic"}, "loss must be one of squared, absolute, huber, got 'cubic'"),
         ({"initial": "ones"}, "initial must be one of least_squares, zeros, got 'ones'"),
         ({"lr": 0.0}, "lr must be a finite number above 0, got 0.0"),
-        ({"momentum": 1.0}, "momentum must be a finite number of at least 0 and below 1, got 1.0"),
+        ({"momentum": 1.0}, r"momentum must be a number in \[0, 1\), got 1.0"),
         ({"huber_delta": 0.0}, "huber_delta must be a finite number above 0"),
         ({"weight_decay": -1.0}, "weight_decay must be a finite number of at least 0"),
         ({"lr_schedule": "linear"}, "lr_schedule must be one of"),

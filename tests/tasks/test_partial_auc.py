@@ -395,7 +395,7 @@ def test_network_of_another_shape():
         ({"max_fpr": 1.5}, "max_fpr must be"),
         ({"min_tpr": 1.0}, "min_tpr must be"),
         ({"lr_schedule": "linear"}, "lr_schedule must be one of cosine, constant, step"),
-        ({"momentum": 1.0}, "momentum must be a finite number of at least 0 and below 1"),
+        ({"momentum": 1.0}, r"momentum must be a number in \[0, 1\)"),
     ],
 )
 def test_bad_arguments(arguments, message):
