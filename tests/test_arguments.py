@@ -156,7 +156,7 @@ OF_ITS_OWN = [
         "unknown Callback 'Other' for --trainer.callbacks: known are .*, EarlyStopping, .*Tim",
     ),
     ("--trainer.callbacks '[{class_path: Other}]'", "unknown Callback 'Other' for --trainer.callbacks: known are .*"),
-    ("--model.optimizer Other", "unknown Optimizer 'Other' for --model.optimizer: known are .*Adam, .*Muon, .*RowSpa"),
+    ("--model.optimizer Other", "unknown Optimizer 'Other' for --model.optimizer: known are .*Adam, .*SGD, .*"),
     ("--trainer.logger Other", "unknown Logger 'Other' for --trainer.logger: known are CSVLogger, .*TensorBoardLogger"),
     ("--trainer.callbacks EarlyStopping", "--trainer.callbacks EarlyStopping needs its argument.s. monitor, as --tra"),
     (
