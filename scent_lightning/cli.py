@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -249,6 +250,8 @@ def main(args: ArgsType = None) -> None:
     if is_new:
         sys.path.append(folder)  # the last place: no file there stands in for an installed module
     threading.excepthook = partial(_of_thread, before)
+    # The death of a loader process may interrupt a logger as it writes, which would print a traceback of its own.
+    loggers_tell, logging.raiseExceptions = logging.raiseExceptions, shows_traceback()
     try:
         ScentCLI(
             L.LightningModule,
@@ -273,5 +276,6 @@ def main(args: ArgsType = None) -> None:
         raise SystemExit(known[0]) from None
     finally:
         threading.excepthook = before
+        logging.raiseExceptions = loggers_tell
         if is_new:
             sys.path.remove(folder)

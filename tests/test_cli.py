@@ -1,6 +1,7 @@
 """The command line as a user runs it: in a process of its own, in another folder."""
 
 import csv
+import logging
 import pickle
 import re
 import sys
@@ -520,3 +521,32 @@ def test_predictions_of_a_new_file_are_those_of_the_training_file(tmp_path, monk
     found = predictions(bare)
     assert list(found.columns) == ["index", "prediction"]
     np.testing.assert_allclose(found["prediction"], expected[5:6], rtol=1e-5)
+
+
+def test_a_logger_that_is_interrupted_prints_no_traceback(tmp_path, monkeypatch, capfd):
+    """As by the death of a loader process, which is told of while a message is written."""
+    (tmp_path / "interrupted.py").write_text(
+        """
+import logging
+import lightning as L
+
+class Interrupted(L.Callback):
+    def on_train_start(self, trainer, pl_module):
+        handler = logging.StreamHandler(self)
+        logging.getLogger("interrupted").addHandler(handler)
+        logging.getLogger("interrupted").warning("a message")
+        logging.getLogger("interrupted").removeHandler(handler)
+
+    def write(self, text):
+        raise RuntimeError("a loader process died")
+
+    def flush(self):
+        pass
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    before = logging.raiseExceptions
+    arguments = ["fit", "--config", str(ROOT / "configs" / "dro_diabetes.yaml"), "--trainer.max_steps=1"]
+    main([*arguments, "--trainer.callbacks+=interrupted.Interrupted", "--trainer.enable_progress_bar=false"])
+    assert "a loader process died" not in capfd.readouterr().err
+    assert logging.raiseExceptions == before
