@@ -75,7 +75,7 @@ class Samples(ABC):
 
     @abstractmethod
     def sides(self) -> Sequence[Side]:
-        """ℓ of every anchor, for each side."""
+        """ℓ of every anchor, for each side; called without gradient."""
 
     @abstractmethod
     def loss(self, places: Sequence[Place]) -> tuple[Tensor, Sequence[Tensor]]:
@@ -199,7 +199,6 @@ class DenseScores(Samples):
                 f"got {got}"
             )
 
-    @torch.no_grad()
     def sides(self) -> tuple[Side]:
         """ℓ by the one exponential of the scores."""
         scores, mask = self.values, self.mask

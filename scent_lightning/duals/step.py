@@ -108,10 +108,11 @@ def evaluate(tables: Sequence[DualTable], samples: Samples, index: Tensor) -> Te
     """
     rows = _checked(tables, samples, index)
     samples = _as_needed(tables, samples)
-    places = [
-        Place(table.read(rows, side.log_mean), None, table.update)
-        for table, side in zip(tables, samples.sides(), strict=True)
-    ]
+    with torch.no_grad():
+        places = [
+            Place(table.read(rows, side.log_mean), None, table.update)
+            for table, side in zip(tables, samples.sides(), strict=True)
+        ]
     return samples.loss(places)[0]
 
 
@@ -132,8 +133,10 @@ def _check(tables: Sequence[DualTable], samples: Samples, index: Tensor) -> Tens
 
 def _as_needed(tables: Sequence[DualTable], samples: Samples) -> Samples:
     """Samples with their scores, if an update wants more than ℓ."""
-    enough = all(table.update.has_exponential_objective and not table.update.needs_scores for table in tables)
-    return samples if enough else samples.dense()
+    for table in tables:
+        if not table.takes_exponentials:
+            return samples.dense()
+    return samples
 
 
 def propose(

@@ -110,6 +110,8 @@ class DualTable(nn.Module):
         # The same class, which may say more than its parent does, with what the rule says in place of its arguments.
         self._found = None if self.auto is None else copy.copy(update)
         self.has_step_of_one = update.has_step_of_one
+        # Whether ν and the objective follow from the log-mean-exp of the scores: all updates but softplus ASGD.
+        self.takes_exponentials = update.has_exponential_objective and not update.needs_scores
 
     def update_at(self, progress: float, rows: Tensor | None = None) -> DualUpdate:
         """The update as it is at ``progress``: ``update`` itself, or a copy with the step size found so far.
