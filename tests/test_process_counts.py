@@ -22,6 +22,7 @@ from tests.settings import ARCHITECTURE, SETTINGS, classification, letters
 
 GLOBAL_BATCH = 16  # of 101 rows: the last of an epoch's seven batches has 5, in uneven shares
 STEPS = {2: 100, 4: 35}  # four processes on fewer cores wait for each other more than they work
+THOROUGH = 200
 
 
 def _fit(rank, folder, setting, world, precision, steps):
@@ -32,9 +33,10 @@ def _fit(rank, folder, setting, world, precision, steps):
     return {key: value.double().numpy() for key, value in task.state_dict().items()}
 
 
-def assert_equal_states(folder, setting, precision="32-true", worlds=(2, 4), tolerance=1e-5):
+def assert_equal_states(folder, setting, thorough, precision="32-true", worlds=(2, 4), tolerance=1e-5):
     for world in worlds:
-        fit = partial(_fit, folder=folder, setting=setting, precision=precision, steps=STEPS[world])
+        steps = THOROUGH if thorough else STEPS[world]
+        fit = partial(_fit, folder=folder, setting=setting, precision=precision, steps=steps)
         alone = fit(0, world=1)
         for state in under_trainers(partial(fit, world=world), world):
             state.pop("ddp_placeholder.0", None)
@@ -51,15 +53,15 @@ def assert_equal_states(folder, setting, precision="32-true", worlds=(2, 4), tol
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
-def test_same_weights_and_duals(name, tmp_path):
+def test_same_weights_and_duals(name, tmp_path, thorough):
     # AdamW divides by the gradients' size, so that float32's rounding of small ones grows: in float64, but ν.
-    assert_equal_states(tmp_path, SETTINGS[name], "64-true" if name == "contrastive" else "32-true")
+    assert_equal_states(tmp_path, SETTINGS[name], thorough, "64-true" if name == "contrastive" else "32-true")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("negatives", ["uniform", "all"])
-def test_same_weights_and_duals_with_other_negatives(negatives, tmp_path):
-    assert_equal_states(tmp_path, partial(classification, negatives=negatives), worlds=(2,))
+def test_same_weights_and_duals_with_other_negatives(negatives, tmp_path, thorough):
+    assert_equal_states(tmp_path, partial(classification, negatives=negatives), thorough, worlds=(2,))
 
 
 def _evaluations(folder):
