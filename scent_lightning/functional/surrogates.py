@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
-from scent_lightning.errors import InputError
+from scent_lightning.validation import checked_choice, checked_number
 
 __all__ = ["SURROGATES", "check_surrogate", "pairwise_scores", "pairwise_surrogate"]
 
@@ -19,10 +18,8 @@ SURROGATES = ("squared_hinge", "squared", "hinge", "logistic")
 
 def check_surrogate(surrogate: str, margin: float) -> None:
     """Raise InputError for an unknown surrogate, or a margin that is not a finite number of at least 0."""
-    if surrogate not in SURROGATES:
-        raise InputError(f"surrogate must be one of {', '.join(SURROGATES)}, got {surrogate!r}")
-    if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin < math.inf:
-        raise InputError(f"margin must be a finite number of at least 0, got {margin!r}")
+    checked_choice("surrogate", surrogate, SURROGATES)
+    checked_number("margin", margin, least=0)
 
 
 def pairwise_surrogate(difference: Tensor, surrogate: str = "squared_hinge", margin: float = 0.5) -> Tensor:
