@@ -8,13 +8,13 @@ from torch import Tensor
 
 from scent_lightning import functional
 from scent_lightning.errors import InputError
-from scent_lightning.updates.schedules import Schedule, ScheduledUpdate, scheduled
+from scent_lightning.updates.schedules import Schedule, ScheduledAlpha
 from scent_lightning.validation import checked_number
 
 __all__ = ["ASGD"]
 
 
-class ASGD(ScheduledUpdate):
+class ASGD(ScheduledAlpha):
     r"""Alternating SGD on the min–min objective: :math:`\nu \leftarrow \nu - \alpha (1 - e^{\ell - \nu})`.
 
     Overflows where scores vary by more than a few tens: then a
@@ -45,20 +45,12 @@ class ASGD(ScheduledUpdate):
         max_log_weight: float | None = None,
         bounds: tuple[float, float] | None = None,
     ) -> None:
-        super().__init__(schedule, final, max_log_weight)
-        self.alpha = checked_number("alpha", alpha, above=0)
-        self.final = checked_number("final", final, least=0, or_none=True)
+        super().__init__(alpha, schedule, final, max_log_weight)
         self.bounds = _checked_bounds(bounds)
-
-    def _alpha_at(self, progress: float) -> float:
-        return scheduled(self.schedule, self.alpha, self.final or 0.0, progress)
 
     def step_from_log_mean(self, nu: Tensor, log_mean: Tensor, progress: float = 0.0) -> Tensor:  # noqa: D102
         moved = functional.asgd_step(nu, log_mean, self._alpha_at(progress))
         return moved if self.bounds is None else moved.clamp(*self.bounds)
-
-    def step_sizes(self, progress: float = 0.0) -> dict[str, float]:  # noqa: D102
-        return {"alpha": self._alpha_at(progress)}
 
 
 def _checked_bounds(bounds: Any) -> tuple[float, float] | None:

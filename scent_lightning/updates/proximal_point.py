@@ -5,13 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from scent_lightning import functional
-from scent_lightning.updates.schedules import Schedule, ScheduledUpdate, scheduled
-from scent_lightning.validation import checked_number
+from scent_lightning.updates.schedules import ScheduledAlpha
 
 __all__ = ["ProximalPoint"]
 
 
-class ProximalPoint(ScheduledUpdate):
+class ProximalPoint(ScheduledAlpha):
     r"""The stochastic proximal point step in ν, which SCENT's Bregman divergence replaces.
 
     .. math:: \nu \leftarrow \operatorname{argmin}_v\; e^{\ell - v} + v + \frac{(v - \nu)^2}{2 \alpha}
@@ -35,22 +34,5 @@ class ProximalPoint(ScheduledUpdate):
         tensor([0.5571])
     """
 
-    def __init__(
-        self,
-        alpha: float,
-        schedule: Schedule = "constant",
-        final: float | None = None,
-        max_log_weight: float | None = None,
-    ) -> None:
-        super().__init__(schedule, final, max_log_weight)
-        self.alpha = checked_number("alpha", alpha, above=0)
-        self.final = checked_number("final", final, least=0, or_none=True)
-
-    def _alpha_at(self, progress: float) -> float:
-        return scheduled(self.schedule, self.alpha, self.final or 0.0, progress)
-
     def step_from_log_mean(self, nu: Tensor, log_mean: Tensor, progress: float = 0.0) -> Tensor:  # noqa: D102
         return functional.proximal_point_step(nu, log_mean, self._alpha_at(progress))
-
-    def step_sizes(self, progress: float = 0.0) -> dict[str, float]:  # noqa: D102
-        return {"alpha": self._alpha_at(progress)}

@@ -9,9 +9,9 @@ import math
 from typing import Literal, get_args
 
 from scent_lightning.updates.base import DualUpdate
-from scent_lightning.validation import checked_choice
+from scent_lightning.validation import checked_choice, checked_number
 
-__all__ = ["Schedule", "ScheduledUpdate", "scheduled", "scheduled_log"]
+__all__ = ["Schedule", "ScheduledAlpha", "ScheduledUpdate", "scheduled", "scheduled_log"]
 
 Schedule = Literal["constant", "cosine"]
 
@@ -87,3 +87,35 @@ class ScheduledUpdate(DualUpdate):
         super().__init__(max_log_weight=max_log_weight)
         self.schedule = checked_choice("schedule", schedule, get_args(Schedule))
         self.final = final
+
+
+class ScheduledAlpha(ScheduledUpdate):
+    """Base class of the updates with a step size α of their own units, which a cosine takes to ``final``.
+
+    Args:
+        alpha: step size, above 0.
+        schedule: "constant", or "cosine" from ``alpha`` to ``final``.
+        final: step size at the end of a cosine schedule; None means 0.
+        max_log_weight: the guard (see :class:`~scent_lightning.updates.DualUpdate`).
+
+    Raises:
+        InputError: an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        alpha: float,
+        schedule: Schedule = "constant",
+        final: float | None = None,
+        max_log_weight: float | None = None,
+    ) -> None:
+        super().__init__(schedule, final, max_log_weight)
+        self.alpha = checked_number("alpha", alpha, above=0)
+        self.final = checked_number("final", final, least=0, or_none=True)
+
+    def _alpha_at(self, progress: float) -> float:
+        return scheduled(self.schedule, self.alpha, self.final or 0.0, progress)
+
+    def step_sizes(self, progress: float = 0.0) -> dict[str, float]:
+        """α at ``progress``."""
+        return {"alpha": self._alpha_at(progress)}
