@@ -19,13 +19,13 @@ from scent_lightning import distributed
 from scent_lightning.changed_data import check_change
 from scent_lightning.duals.gradients import gathered_gradients, restore_gradients
 from scent_lightning.duals.table import IfChanged
-from scent_lightning.duals.updates import DualUpdate
 from scent_lightning.duals.variable import DualVariable
 from scent_lightning.duals.weight_step import ExponentialPart
 from scent_lightning.errors import InputError
 from scent_lightning.private_api import load_loader_states, loader_states, loaders, trainer_of
 from scent_lightning.progress import ProgressLR, run_progress
 from scent_lightning.random_state import random_state, restore_random_state
+from scent_lightning.updates import DualUpdate
 from scent_lightning.validation import checked_choice
 
 __all__ = ["FORMAT", "Resumption", "given_as_objects", "plain_hyperparameters", "rows_changed"]

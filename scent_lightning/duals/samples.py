@@ -20,7 +20,7 @@ from scent_lightning import functional
 from scent_lightning.errors import InputError
 from scent_lightning.updates import DualUpdate
 
-__all__ = ["DenseScores", "Exponentials", "Place", "Samples", "Side", "as_samples"]
+__all__ = ["DenseScores", "Exponentials", "Place", "Samples", "Side", "as_samples", "mean_objective"]
 
 
 class Side(NamedTuple):

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from scent_lightning import distributed
 from scent_lightning.duals.one_anchor import StepOfOne
-from scent_lightning.duals.samples import Samples
+from scent_lightning.duals.samples import Samples, mean_objective
 from scent_lightning.duals.step import DualStep
 from scent_lightning.duals.table import DualTable
 from scent_lightning.errors import InputError
@@ -221,12 +221,8 @@ def _mean_of(table: DualTable, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor
     step = table.last
     assert isinstance(step, DualStep)
     log_mean = step.log_mean
-    parts = of(log_mean, step.nu.to(log_mean.dtype))
-    if step.row_weight is not None:
-        return (parts * step.row_weight.to(parts.dtype)).sum()
-    if step.all_seen is None:
-        return parts.mean()
-    return parts.sum() / (log_mean > -math.inf).sum().clamp(min=1)
+    counts = 1 if step.all_seen is None else log_mean > -math.inf
+    return mean_objective(of(log_mean, step.nu.to(log_mean.dtype)), step.row_weight, counts)
 
 
 class ExponentialPart:
