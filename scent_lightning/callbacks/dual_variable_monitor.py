@@ -35,6 +35,8 @@ class DualVariableMonitor(L.Callback):
     ``dual/NAME/weight``            mean :math:`\exp(\ell - \nu)`, 1 at stationarity; above 1, ν lags below the scores
     ``dual/NAME/weight_max``        the largest of them: what a single anchor can do to the gradient
     ``dual/NAME/guarded``           fraction of the anchors that the guard raised
+    ``dual/NAME/kappa``             mean κ of the anchors, :math:`m \sum_j e^{2 s_j} / (\sum_j e^{s_j})^2`, from 1 to m
+    ``…/effective_samples``         mean m/κ: how many of an anchor's m samples count; near 1, a larger batch would help
     ``dual/NAME/log_alpha``, …      the update's scheduled step size under its own name (``gamma``, ``alpha``)
     ``dual/NAME/effective_gamma``   SCENT: mean of sigmoid(log α + ν), with ``_min`` and ``_max``
     ``dual/NAME/reference``         SCENT with log α "auto": the least windowed mean of ν so far, once there is one
@@ -48,7 +50,8 @@ class DualVariableMonitor(L.Callback):
     and with TensorBoard a histogram, ``dual/NAME/histogram``. Of a table with more than two million anchors, mean,
     quantiles and histogram are those of at least a million, evenly spaced in the table.
 
-    Nothing is computed, and no device waited for, between logging steps.
+    Nothing is computed, and no device waited for, between logging steps. κ (:mod:`scent_lightning.duals.kappa`) is that
+    of the whole step: over the anchors of all processes, each once and by all its samples.
 
     Args:
         histogram: write the histogram of the table once an epoch (TensorBoard only).
@@ -62,10 +65,31 @@ class DualVariableMonitor(L.Callback):
         super().__init__()
         self.histogram = histogram
         self._logged_step = -1
+        self._measures = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """A new run logs its first step again."""
         self._logged_step = -1
+        self._measure(pl_module, False)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Have κ worked out where this batch may end in a logging step."""
+        every, step = trainer.log_every_n_steps, trainer.global_step  # type: ignore[attr-defined]
+        steps = max(len(trainer.optimizers), 1)  # of this batch, where each of several takes one
+        logs = every > 0 and step // every != (step + steps) // every and bool(trainer.loggers)
+        if logs != self._measures:
+            self._measure(pl_module, logs)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Leave the tables as they were."""
+        self._measure(pl_module, False)
+
+    def _measure(self, pl_module: L.LightningModule, measures: bool) -> None:
+        self._measures = measures
+        for variable in duals_of(pl_module).values():
+            variable.measures_kappa = measures
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -126,9 +150,11 @@ def batch_statistics(variable: DualVariable, step: DualStep) -> dict[str, float]
         "weight_max": weights.amax(),
         "guarded": raised.double().mean(),
     }
+    if step.kappa is not None:
+        values |= step.kappa._asdict()
     update = variable.update_at(step.progress, step.rows[valid.to(step.rows.device)])
     values |= update.statistics(before, log_mean, step.progress)
-    numbers = torch.stack([value.double() for value in values.values()]).tolist()
+    numbers = torch.stack([value.to(nu) for value in values.values()]).tolist()
     found = dict(zip(values, numbers, strict=True)) | update.step_sizes(step.progress)
     return found if variable.auto is None else found | variable.auto.statistics()
 

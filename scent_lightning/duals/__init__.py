@@ -2,7 +2,7 @@
 
 from scent_lightning.duals.contrastive import ContrastiveSamples
 from scent_lightning.duals.mixin import DualVariableMixin
-from scent_lightning.duals.samples import DenseScores, Exponentials, Samples
+from scent_lightning.duals.samples import DenseScores, Exponentials, Moments, Samples
 from scent_lightning.duals.variable import DualVariable
 from scent_lightning.errors import DualDivergenceError
 from scent_lightning.updates import (
@@ -29,6 +29,7 @@ __all__ = [
     "DualVariable",
     "DualVariableMixin",
     "Exponentials",
+    "Moments",
     "ProximalPoint",
     "Samples",
     "ScheduledUpdate",

@@ -8,9 +8,15 @@ import torch
 from torch import Tensor
 
 from scent_lightning import distributed
-from scent_lightning.duals.samples import DenseScores, Place, Samples, Side
+from scent_lightning.duals.samples import DenseScores, Moments, Place, Samples, Side
 from scent_lightning.errors import InputError
-from scent_lightning.functional import Everyone, contrastive_log_means, contrastive_loss, contrastive_scores
+from scent_lightning.functional import (
+    Everyone,
+    contrastive_log_means,
+    contrastive_log_moments,
+    contrastive_loss,
+    contrastive_scores,
+)
 
 __all__ = ["ContrastiveSamples"]
 
@@ -99,6 +105,12 @@ class ContrastiveSamples(Samples):
         """τ and 2ρ."""
         return float(self.tau), 2 * self.rho
 
+    def moments(self, side: int) -> Moments:
+        """From the exponentials of all pairs; with ``chunk`` these are worked out again."""
+        return Moments(
+            *contrastive_log_moments(self.image, self.text, self.tau, self._means, self._everyone, of_text=bool(side))
+        )
+
     def dense(self) -> Samples:
         """Both matrices of scores."""
         return _ContrastiveScores(*contrastive_scores(self.image, self.text, self.tau, self._gather()), self)
@@ -121,6 +133,9 @@ class _ContrastiveScores(Samples):
         found = [side.loss([place]) for side, place in zip(self._sides, places, strict=True)]
         risk = found[0][0] + found[1][0] + 2 * self._rho
         return self._tau * risk, tuple(objective for _, (objective,) in found)
+
+    def moments(self, side: int) -> Moments | None:
+        return self._sides[side].moments(0)
 
     def bad_rows(self, side: int) -> Tensor | None:
         return self._sides[side].bad_rows(0)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from scent_lightning import distributed
+from scent_lightning.duals.kappa import Kappa
 from scent_lightning.duals.samples import DenseScores, Samples
 from scent_lightning.duals.table import DualTable
 from scent_lightning.functional import at_least_float32
@@ -35,6 +36,7 @@ class StepOfOne(NamedTuple):
         log_mean: ℓ.
         unguarded: the new ν before the guard.
         progress: fraction of the run that is done.
+        kappa: κ of the samples, where the table measures it.
     """
 
     rows: Tensor
@@ -44,6 +46,7 @@ class StepOfOne(NamedTuple):
     log_mean: float
     unguarded: float
     progress: float
+    kappa: Kappa | None = None
 
 
 def applies(tables: Sequence[DualTable], samples: Samples) -> bool:
@@ -92,5 +95,9 @@ def step(table: DualTable, samples: Samples, rows: Tensor, progress: float) -> T
     if table.auto is not None and not table.auto.observe_one(row, log_mean, nu, before if seen else None):
         log_means, new, old = torch.tensor([[log_mean], [nu], [before]], dtype=torch.float64)
         table.auto.observe(Observed(rows, log_means, new, old, torch.tensor([bool(seen)]), None))
-    table.__dict__["last"] = StepOfOne(rows, nu, bool(seen), before, log_mean, unguarded, progress)
+    kappa = None
+    if table.measures_kappa:
+        square = shifted.detach().exp().square_().mean().double()
+        kappa = Kappa(square / number**2, shifted.numel() * number**2 / square)
+    table.__dict__["last"] = StepOfOne(rows, nu, bool(seen), before, log_mean, unguarded, progress, kappa)
     return loss

@@ -20,7 +20,7 @@ from scent_lightning import functional
 from scent_lightning.errors import InputError
 from scent_lightning.updates import DualUpdate
 
-__all__ = ["DenseScores", "Exponentials", "Place", "Samples", "Side", "as_samples", "mean_objective"]
+__all__ = ["DenseScores", "Exponentials", "Moments", "Place", "Samples", "Side", "as_samples", "mean_objective"]
 
 
 class Side(NamedTuple):
@@ -34,6 +34,18 @@ class Side(NamedTuple):
 
     log_mean: Tensor
     counts: Tensor | int
+
+
+class Moments(NamedTuple):
+    """First and second moment of an anchor's samples z = exp(score), −inf where it has none; everything detached.
+
+    Attributes:
+        log_mean: logarithm of the mean of z, shape ``(B,)``, float64 (float32 on devices without it).
+        log_mean_square: that of the mean of z², likewise.
+    """
+
+    log_mean: Tensor
+    log_mean_square: Tensor
 
 
 class Place(NamedTuple):
@@ -93,6 +105,13 @@ class Samples(ABC):
         """What the loss is: the first number times the sum of the sides' mean objectives and the second number."""
         return 1.0, 0.0
 
+    def moments(self, side: int) -> Moments | None:
+        """Moments of a side's samples, for a monitor that asks; called after :meth:`sides`, without gradient.
+
+        None where they are not known, as by default: then there is nothing to log.
+        """
+        return None
+
     def bad_rows(self, side: int) -> Tensor | None:
         """Which anchors have a score that is NaN or +∞, bool, shape ``(B,)``; None where ℓ shows it."""
         return None if self.must_be_finite is None else ~self.must_be_finite.isfinite()
@@ -122,6 +141,7 @@ class Exponentials(Samples):
             exp(scores − M) · weight for a weight of shape ``(B,)``.
         dense: makes the same from the scores themselves, for an update that needs them.
         must_be_finite: shape ``(B,)``, not finite where a score is not; None: ``mean`` shows it.
+        squares: gives the mean of exp(2 (scores − M)) over the samples, shape ``(B,)``; called at logging steps only.
     """
 
     def __init__(
@@ -133,6 +153,7 @@ class Exponentials(Samples):
         with_gradient: Callable[[Tensor, Tensor], Tensor],
         dense: Callable[[], Samples] | None = None,
         must_be_finite: Tensor | None = None,
+        squares: Callable[[], Tensor] | None = None,
     ) -> None:
         self.largest = largest
         self.mean = mean
@@ -141,6 +162,7 @@ class Exponentials(Samples):
         self.with_gradient = with_gradient
         self._dense = dense
         self.must_be_finite = must_be_finite
+        self._squares = squares
 
     def __len__(self) -> int:
         return self.largest.shape[0]
@@ -162,6 +184,13 @@ class Exponentials(Samples):
             else:
                 weight = weight * row_weight.to(weight.dtype) / number
         return self.with_gradient(loss, weight), (objective,)
+
+    def moments(self, side: int) -> Moments | None:
+        """From the largest score, the mean and the squares."""
+        if self._squares is None:
+            return None
+        log_mean = functional.log_mean_exp_from(self.largest, self.mean)
+        return Moments(log_mean, functional.log_mean_exp_from(2 * functional.wide(self.largest), self._squares()))
 
     def dense(self) -> Samples:
         """What the argument of that name makes."""
@@ -214,6 +243,7 @@ class DenseScores(Samples):
             counts,
             may_be_empty,
             lambda loss, weight: functional.with_gradient(scores, loss, exponentials, weight),
+            squares=lambda: functional.mean_over(exponentials.detach().square(), counts),
         )
         return self._exponentials.sides()
 
@@ -224,6 +254,10 @@ class DenseScores(Samples):
             return self._exponentials.loss(places)
         objective = update.objective(nu, self.values, self.mask)
         return mean_objective(objective, row_weight, self._exponentials.counts), (objective,)
+
+    def moments(self, side: int) -> Moments | None:
+        """From the exponentials."""
+        return self._exponentials.moments(0)
 
     def bad_rows(self, side: int) -> Tensor | None:
         """In a row of scores −∞ is a sample of weight 0; NaN and +∞ are NaN less the largest."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from scent_lightning import distributed
 from scent_lightning.duals import one_anchor
+from scent_lightning.duals.kappa import Kappa
 from scent_lightning.duals.one_anchor import StepOfOne
 from scent_lightning.duals.samples import Place, Samples, Side
 from scent_lightning.duals.table import DualTable
@@ -33,7 +34,7 @@ class DualStep(NamedTuple):
     (``log_mean`` where the anchor was never seen), ``unguarded`` the new ν before the guard. ``all_visited`` are the
     flags before the step, ``all_seen`` those after it, or None where every row had a valid sample. ``row_weight`` says
     what each row of this process counts in the loss, so that the mean over processes is the mean over the anchors of
-    the step; None where each counts alike.
+    the step; None where each counts alike. ``kappa`` is there where the table measures it.
     """
 
     rows: Tensor
@@ -49,6 +50,7 @@ class DualStep(NamedTuple):
     all_seen: Tensor | None
     progress: float
     row_weight: Tensor | None = None
+    kappa: Kappa | None = None
 
     @staticmethod
     def of_one(step: StepOfOne) -> DualStep:
@@ -57,7 +59,7 @@ class DualStep(NamedTuple):
         before, log_mean, unguarded = (torch.tensor([number], dtype=torch.float64) for number in numbers)
         nu, visited = torch.tensor([step.nu]), torch.tensor([step.seen])
         everyone = (step.rows, nu, log_mean, before, visited, None)
-        return DualStep(step.rows, nu, before, log_mean, unguarded, *everyone, step.progress)
+        return DualStep(step.rows, nu, before, log_mean, unguarded, *everyone, step.progress, kappa=step.kappa)
 
 
 def entropic_risk(tables: Sequence[DualTable], samples: Samples, index: Tensor, progress: float) -> Tensor:
@@ -197,9 +199,11 @@ def propose(
         here = [(values if mine is None else values[mine]).to(device) for values in here]
     nu, nu_before, own_log_mean, own_unguarded, *weight = here
     everyone = (all_rows, all_nu, all_log_mean, before, visited, all_seen)
-    return DualStep(
-        index, nu, nu_before, own_log_mean, own_unguarded, *everyone, progress, weight[0] if weight else None
-    )
+    row_weight = weight[0] if weight else None
+    kappa = None
+    if table.measures_kappa and samples is not None:
+        kappa = Kappa.of(samples.moments(which), all_rows, counts)
+    return DualStep(index, nu, nu_before, own_log_mean, own_unguarded, *everyone, progress, row_weight, kappa)
 
 
 def verify(

@@ -46,6 +46,7 @@ class DualTable(nn.Module):
         self.placement = placement
         self._shared = False
         self.last: Any = None  # the latest step, as whatever made it describes it
+        self.measures_kappa = False  # whether steps work out κ of their samples, which a monitor switches on
         self.if_changed: IfChanged = "error"
         # Set when a state of another size was loaded: reading still works, training does not.
         self.loaded_anchors: int | None = None

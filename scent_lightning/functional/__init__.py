@@ -10,6 +10,7 @@ from scent_lightning.functional.contrastive import (
     ContrastiveLogMeans,
     Everyone,
     contrastive_log_means,
+    contrastive_log_moments,
     contrastive_loss,
     contrastive_scores,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "at_least_float32",
     "check_surrogate",
     "contrastive_log_means",
+    "contrastive_log_moments",
     "contrastive_loss",
     "contrastive_scores",
     "exponential_objective",

@@ -298,8 +298,12 @@ class ClassSampledLinear(nn.Module):
         def dense() -> DenseScores:
             return DenseScores(*self(inputs, labels, all_labels))
 
+        def squares() -> Tensor:
+            return exponentials.scatter(1, own, 0.0).square().sum(dim=1) / count
+
         # A score of −∞ is no mask here, so that the sum of the logits has to be finite.
-        return Exponentials((largest - own_logits).squeeze(1), mean, count, False, with_gradient, dense, total)
+        least = (largest - own_logits).squeeze(1)
+        return Exponentials(least, mean, count, False, with_gradient, dense, total, squares)
 
     def logits(self, features: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Logits of the classes ``start`` to ``stop``, shape ``(B, stop − start)``, for evaluation in chunks.

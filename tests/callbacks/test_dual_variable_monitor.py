@@ -16,7 +16,7 @@ from scent_lightning.callbacks.dual_variable_monitor import batch_statistics, ta
 from scent_lightning.duals import BSGD, SCENT, SOX, DualVariable, SoftplusASGD
 from tests.helpers import SoftmaxData, SoftmaxTask, quiet_trainer
 
-BATCH_TAGS = ("mean", "min", "max", "std", "change", "weight", "weight_max", "guarded")
+BATCH_TAGS = ("mean", "min", "max", "std", "change", "weight", "weight_max", "guarded", "kappa", "effective_samples")
 TABLE_TAGS = ("table_mean", "table_q01", "table_q25", "table_q50", "table_q75", "table_q99", "visited")
 
 
@@ -33,6 +33,7 @@ class Recorder(L.Callback):
         logits = pl_module.linear(features)
         scores = (logits - logits.gather(1, labels.unsqueeze(1))).detach()
         log_mean = F.log_mean_exp(scores).float()
+        self.sums = scores.double().exp().sum(dim=1), (2 * scores.double()).exp().sum(dim=1), scores.shape[1]
         self.before = torch.where(variable.visited[index], variable.nu[index], log_mean), log_mean, index
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
@@ -44,6 +45,7 @@ class Recorder(L.Callback):
         plain = F.proximal_mirror_descent_step(before, log_mean, log_alpha).float()
         weight = torch.exp(log_mean - nu)
         gamma = torch.sigmoid(before + log_alpha)
+        sums, squares, samples = self.sums
         self.expected[trainer.global_step - 1] = {
             "mean": nu.mean(),
             "min": nu.min(),
@@ -53,6 +55,8 @@ class Recorder(L.Callback):
             "weight": weight.mean(),
             "weight_max": weight.max(),
             "guarded": (nu > plain + 1e-5).float().mean(),
+            "kappa": (samples * squares / sums**2).mean(),
+            "effective_samples": (sums**2 / squares).mean(),
             "log_alpha": torch.tensor(log_alpha),
             "effective_gamma": gamma.mean(),
             "effective_gamma_min": gamma.min(),

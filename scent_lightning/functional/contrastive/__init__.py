@@ -4,8 +4,16 @@ from scent_lightning.functional.contrastive.loss import (
     ContrastiveLogMeans,
     Everyone,
     contrastive_log_means,
+    contrastive_log_moments,
     contrastive_loss,
     contrastive_scores,
 )
 
-__all__ = ["ContrastiveLogMeans", "Everyone", "contrastive_log_means", "contrastive_loss", "contrastive_scores"]
+__all__ = [
+    "ContrastiveLogMeans",
+    "Everyone",
+    "contrastive_log_means",
+    "contrastive_log_moments",
+    "contrastive_loss",
+    "contrastive_scores",
+]

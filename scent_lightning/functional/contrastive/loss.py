@@ -32,7 +32,9 @@ from scent_lightning.errors import InputError
 from scent_lightning.functional.contrastive.products import (
     BELOW_LARGEST,
     RowSums,
+    column_shares,
     dtype_of_products,
+    row_shares,
     row_sums,
     shared_gradient,
     side_gradient,
@@ -40,7 +42,14 @@ from scent_lightning.functional.contrastive.products import (
 from scent_lightning.functional.log_mean_exp import at_least_float32, log_mean_exp_from, wide
 from scent_lightning.functional.objectives import exponential_objective_from
 
-__all__ = ["ContrastiveLogMeans", "Everyone", "contrastive_log_means", "contrastive_loss", "contrastive_scores"]
+__all__ = [
+    "ContrastiveLogMeans",
+    "Everyone",
+    "contrastive_log_means",
+    "contrastive_log_moments",
+    "contrastive_loss",
+    "contrastive_scores",
+]
 
 
 @dataclass
@@ -169,6 +178,43 @@ def contrastive_log_means(
             image_log_mean, text_log_mean = (torch.logaddexp(x, floor) for x in (image_log_mean, text_log_mean))
     sides = (image_side, text_side)
     return ContrastiveLogMeans(image_log_mean, text_log_mean, total - 1, sides, rows, columns, text_rows, chunk)
+
+
+def contrastive_log_moments(
+    image: Tensor,
+    text: Tensor,
+    tau: Tensor | float,
+    means: ContrastiveLogMeans,
+    everyone: Everyone | None = None,
+    of_text: bool = False,
+) -> tuple[Tensor, Tensor]:
+    r"""Logarithms of the mean of :math:`e^{S_{ij}}` and of its square over j ≠ i, without ε.
+
+    Args:
+        image: as given to :func:`contrastive_log_means`.
+        text: the same.
+        tau: the same.
+        means: its result.
+        everyone: as before.
+        of_text: of the text anchors in place of the image anchors.
+
+    Returns:
+        Shape ``(B,)`` each, detached, float64 (float32 on devices without it).
+    """
+    with torch.no_grad(), torch.autocast(image.device.type, enabled=False):
+        keep = dtype_of_products(image, means._chunk)
+        first, second = keep(image.detach()), keep(text.detach())
+        start = 0 if everyone is None else everyone.start
+        if not of_text:
+            others = second if everyone is None else keep(everyone.text.detach())
+            shares = row_shares(first, others, start, tau, means._rows)
+        elif means._text_rows is not None:
+            others = first if everyone is None else keep(everyone.image.detach())
+            shares = row_shares(second, others, start, tau, means._text_rows)
+        else:
+            shares = column_shares(first, second, tau, means._rows, cast(tuple[Tensor, Tensor], means._columns))
+        log_mean = log_mean_exp_from(*means._sides[int(of_text)])
+        return log_mean, 2 * log_mean + torch.log(means.negatives * wide(shares))
 
 
 def contrastive_loss(

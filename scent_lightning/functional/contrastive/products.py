@@ -19,6 +19,7 @@ BELOW_LARGEST = 40.0
 # Whether torch multiplies bfloat16 into float32 (from 2.8 on).
 _WIDE_PRODUCTS = hasattr(torch.ops.aten.mm, "dtype")
 _BLOCK = 2**19  # entries of a block that stays in a core's cache
+_ROWS_OF_SHARES = 1024
 
 
 @dataclass
@@ -123,6 +124,28 @@ def _again(scaled: Tensor, others: Tensor, rows: RowSums, part: slice, start: in
         return rows.kernel[part]
     block = torch.mm(scaled[part], others.T)
     return _kernel(block, rows.own[part], rows.largest[part], start + part.start)[0]
+
+
+def row_shares(anchors: Tensor, others: Tensor, start: int, tau: Tensor | float, rows: RowSums) -> Tensor:
+    """Sum of the squares of what each entry is of its row's sum, shape ``(B,)``: between 1/N and 1."""
+    scaled = anchors / tau
+    shares = torch.empty_like(rows.sums)
+    for part in _blocks(len(anchors), len(others), _ROWS_OF_SHARES, anchors.device):
+        block = _again(scaled, others, rows, part, start)
+        shares[part] = (block / rows.sums[part].unsqueeze(1)).square_().sum(dim=1)
+    return shares
+
+
+def column_shares(
+    anchors: Tensor, others: Tensor, tau: Tensor | float, rows: RowSums, columns: tuple[Tensor, Tensor]
+) -> Tensor:
+    """:func:`row_shares` of the columns."""
+    scaled, (reference, sums) = anchors / tau, columns
+    shares = torch.zeros_like(sums)
+    for part in _blocks(len(anchors), len(others), _ROWS_OF_SHARES, anchors.device):
+        block = _again(scaled, others, rows, part, 0)
+        shares += (block * torch.exp(rows.largest[part] - reference).unsqueeze(1)).div_(sums).square_().sum(dim=0)
+    return shares
 
 
 def shared_gradient(
