@@ -8,7 +8,10 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
+from scent_lightning.callbacks import LastCheckpoint
+from scent_lightning.cli import main
 from scent_lightning.duals import SCENT
+from tests.conftest import ROOT
 from tests.helpers import SoftmaxData, SoftmaxTask, quiet_trainer
 from tests.settings import SETTINGS
 
@@ -161,3 +164,66 @@ def test_checkpoints(folder, kind, name):
         )
     resumed = fit(kind, folder, CALLBACKS[name](), epochs=3, ckpt_path=folder / "epoch=1.ckpt")
     assert_equal(whole.state_dict(), resumed.state_dict())
+
+
+def run(folder, config, *arguments):
+    """A run of the command line with constant rates; its last checkpoint."""
+    main(
+        [
+            *("fit", "--config", str(ROOT / "configs" / config), "--trainer.default_root_dir", str(folder)),
+            *("--trainer.accelerator=cpu", "--trainer.limit_val_batches=0", "--trainer.enable_progress_bar=false"),
+            *("--trainer.callbacks+=lightning.pytorch.callbacks.EMAWeightAveraging", "--trainer.callbacks.decay=0.9"),
+            *("--model.lr_schedule=constant", "--dual", "SCENT", "--dual.log_alpha=0", *arguments),
+        ]
+    )
+    return folder / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt"
+
+
+REGRESSION = ["dro_diabetes.yaml", "--trainer.log_every_n_steps=5"]
+SPARSE = ["xc_synthetic.yaml", "--data.num_classes=50", "--data.rows=300", "--data.val_rows=20", "--data.batch_size=64"]
+SPARSE += ["--model.momentum=0.9", "--model.negatives=uniform", "--model.num_negatives=8", "--model.lr=0.01"]
+
+
+@pytest.mark.parametrize("kind", [REGRESSION, SPARSE], ids=["regression", "row-sparse"])
+def test_the_command_line_resumes_a_finished_run(tmp_path, kind):
+    """The average takes the place of the weights once a run is over: what is resumed needs the weights as well."""
+    whole = torch.load(run(tmp_path / "whole", *kind, "--trainer.max_epochs=4"), weights_only=True)
+    first = run(tmp_path / "half", *kind, "--trainer.max_epochs=2")
+    rest = run(tmp_path / "rest", *kind, "--trainer.max_epochs=4", "--ckpt_path", str(first))
+    resumed = torch.load(rest, weights_only=True)
+    for key in ("state_dict", "current_model_state", "averaging_state"):
+        assert_equal(whole[key], resumed[key])
+
+
+class Stop(L.Callback):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        trainer.should_stop = trainer.global_step >= 4
+
+
+@pytest.mark.parametrize(
+    "end", [{"max_epochs": 2}, {"max_steps": 4}, {"max_epochs": 9, "callbacks": [Stop()]}], ids=str
+)
+def test_the_last_checkpoint_has_the_weights_however_the_run_ends(tmp_path, end):
+    def ended(*callbacks):
+        task, data = setting("softmax", tmp_path)
+        given = {**end, "callbacks": [*end.get("callbacks", []), *callbacks], "default_root_dir": tmp_path}
+        quiet_trainer(enable_checkpointing=True, **given).fit(task, data)
+        return task
+
+    plain, averaged = ended(LastCheckpoint()), ended(CALLBACKS["EMA"](), LastCheckpoint())
+    checkpoint = torch.load(tmp_path / "checkpoints" / "last-v1.ckpt", weights_only=True)
+    assert_equal(checkpoint["current_model_state"], plain.state_dict())
+    assert_equal(checkpoint["state_dict"], averaged.state_dict())
+    assert (averaged.linear.weight != plain.linear.weight).any()
+
+
+def test_the_average_of_clip_leaves_the_task_with_its_temperature(folder):
+    L.seed_everything(0, verbose=False)
+    task, data = SETTINGS["contrastive"](folder / "data", 16)
+    task.tau_lr = 0.02
+    saves = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    quiet_trainer(max_epochs=2, callbacks=[CALLBACKS["mean"](), saves], enable_checkpointing=True).fit(task, data)
+    state = torch.load(folder / "epoch=1.ckpt", weights_only=True)
+    assert (state["state_dict"]["tau"] != state["current_model_state"]["tau"]).all()
+    for weights in (state["state_dict"], state["current_model_state"], task.state_dict()):
+        assert weights["model.logit_scale"] == -weights["tau"].log()

@@ -9,12 +9,13 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from scent_lightning.callbacks.lookup import duals_of
 from scent_lightning.errors import DivergenceError, InputError
 from scent_lightning.private_api import forget_written, write_last
+from scent_lightning.progress import run_progress
 
 __all__ = ["LastCheckpoint"]
 
@@ -28,6 +29,9 @@ class LastCheckpoint(ModelCheckpoint):
     epoch. An epoch that ends sooner than ``at_most_every_s`` after the last writing is passed over: where an epoch is a
     few steps, writing would take longer than training. In a long epoch, one is written every ``at_least_every_s``: a
     run is resumed from within an epoch just as from its end. The command line has this callback on by default.
+
+    Where the weights are averaged (Lightning's ``WeightAveraging``, ``EMAWeightAveraging``), the file of a finished run
+    has both the average and the weights that training goes on with.
 
     Args:
         at_most_every_s: seconds before an epoch's end is worth a file, at least 0.
@@ -71,7 +75,7 @@ class LastCheckpoint(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write one in its place, if it is time."""
         self._check_finite(pl_module, f"at the end of epoch {trainer.current_epoch}")
-        if self._is_due(trainer, self.at_most_every_s):
+        if self._is_due(trainer, self.at_most_every_s) or (_averages(trainer) and _ends(trainer)):
             self._write(trainer)
         if self._epoch_began is not None:
             is_long = time.monotonic() - self._epoch_began >= self.at_least_every_s / 2
@@ -125,3 +129,14 @@ class LastCheckpoint(ModelCheckpoint):
                     f"{name} is not finite {when}, and no checkpoint is written of it. Lower the learning rate, or "
                     "start from other weights."
                 )
+
+
+def _averages(trainer: L.Trainer) -> bool:
+    """Whether the weights are averaged: once the run is over, the module has the average and nothing to go on with."""
+    return any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+
+
+def _ends(trainer: L.Trainer) -> bool:
+    """Whether the run may be over with this epoch."""
+    last = 0 < (trainer.max_epochs or 0) <= trainer.current_epoch + 1
+    return bool(last or trainer.should_stop or run_progress(trainer) == 1)

@@ -228,6 +228,18 @@ class CLIPTask(BaseTask):
             self.tau.data.clamp_(self.min_tau, self.max_tau)
             self._follow_tau()
 
+    def on_train_end(self) -> None:
+        """Where the weights are averaged, the average of τ is not what its logarithms average to."""
+        super().on_train_end()
+        self._follow_tau()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Likewise in a checkpoint."""
+        super().on_save_checkpoint(checkpoint)
+        state = checkpoint["state_dict"]
+        if "tau" in state:
+            state["model.logit_scale"] = -state["tau"].log()
+
     def _follow_tau(self) -> None:
         self.model.logit_scale.data.copy_(-self.tau.data.log())
 
