@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import lightning as L
 from lightning.pytorch.callbacks import Timer
@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from scent_lightning.private_api import schedule_state, set_last_rates
+
+Factor: TypeAlias = Callable[[float, int], float]
 
 __all__ = ["ProgressLR", "check_progress", "run_progress"]
 
@@ -69,11 +71,12 @@ class ProgressLR(LRScheduler):
 
     Args:
         optimizer: whose groups' learning rates are multiplied.
-        factor: maps the progress, in [0, 1], and the number of optimiser steps done to what multiplies the rates.
+        factor: maps the progress, in [0, 1], and the number of optimiser steps done to what multiplies the rates; or a
+            list of one for each parameter group.
         trainer: runs the fit.
     """
 
-    def __init__(self, optimizer: Optimizer, factor: Callable[[float, int], float], trainer: L.Trainer) -> None:
+    def __init__(self, optimizer: Optimizer, factor: Factor | Sequence[Factor], trainer: L.Trainer) -> None:
         self.factor = factor
         self.trainer = trainer
         super().__init__(optimizer)
@@ -83,8 +86,12 @@ class ProgressLR(LRScheduler):
         return self._rates()
 
     def _rates(self) -> list[float | Tensor]:
-        factor = self.factor(run_progress(self.trainer) or 0.0, self.last_epoch)
-        return [rate * factor for rate in self.base_lrs]
+        progress = run_progress(self.trainer) or 0.0
+        if callable(self.factor):
+            factor = self.factor(progress, self.last_epoch)
+            return [rate * factor for rate in self.base_lrs]
+        factors = [factor(progress, self.last_epoch) for factor in self.factor]
+        return [rate * factor for rate, factor in zip(self.base_lrs, factors, strict=True)]
 
     def refresh(self) -> None:
         """Set the rates to what they are at this place of the run, between batches."""

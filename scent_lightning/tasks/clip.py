@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -23,11 +23,12 @@ from scent_lightning.progress import ProgressLR
 from scent_lightning.tasks.base import BaseTask
 from scent_lightning.tasks.batches import three_parts
 from scent_lightning.tasks.training import cosine, run_length
-from scent_lightning.validation import checked_integer, checked_number
+from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
 __all__ = ["CLIPTask"]
 
 Batch = tuple[Tensor, Tensor, Tensor]
+TauSchedule = Literal["cosine", "constant", "step_thresh"]
 _IMAGE, _TEXT = "image", "text"
 
 
@@ -63,11 +64,17 @@ class CLIPTask(BaseTask):
         epsilon: ε inside the logarithm, at least 0. ``SoftplusASGD`` does without.
         lr: learning rate of AdamW, above 0.
         tau_lr: learning rate of τ; None takes ``lr``.
+        tau_lr_schedule: "cosine" is that of the other parameters; "constant"; or "step_thresh": constant, but
+            ``tau_lr_factor`` times that while τ is at most ``tau_threshold`` (FastCLIP, Wei et al. 2024). The last two
+            have no warm-up. They follow τ, and so does a run that is resumed.
+        tau_threshold: τ at which "step_thresh" lowers the rate, from ``min_tau`` to ``max_tau``.
+        tau_lr_factor: what it multiplies the rate by, above 0 and at most 1.
         weight_decay: of AdamW, at least 0; not on gains, biases and τ.
         beta1: AdamW's first coefficient.
         beta2: AdamW's second coefficient.
         adam_epsilon: AdamW's ε.
-        warmup_steps: steps over which the learning rates rise linearly from 0; then they fall to 0 by a cosine.
+        warmup_steps: steps over which the learning rates rise linearly from 0; then they fall to 0 by a cosine. That of
+            τ has its own schedule.
         chunk: rows of the matrix of all pairs that exist at a time; None for all, which is faster.
         grad_checkpointing: trade time for memory in both towers.
         lock_image: freeze the image tower (open_clip's "locked-image tuning").
@@ -125,6 +132,9 @@ class CLIPTask(BaseTask):
         lock_text: bool = False,
         dual_placement: Placement = "module",
         weight_step: WeightStepRule = "gradient",
+        tau_lr_schedule: TauSchedule = "cosine",
+        tau_threshold: float = 0.03,
+        tau_lr_factor: float = 1 / 3,
     ) -> None:
         super().__init__(lr, weight_decay=weight_decay, weight_step=weight_step)
         if tau is not None:
@@ -134,6 +144,11 @@ class CLIPTask(BaseTask):
         checked_number("epsilon", epsilon, least=0)
         checked_number("warmup_steps", warmup_steps, least=0)
         checked_number("tau_lr", tau_lr, above=0, or_none=True)
+        checked_choice("tau_lr_schedule", tau_lr_schedule, get_args(TauSchedule))
+        checked_number("tau_lr_factor", tau_lr_factor, above=0, most=1)
+        if tau_lr_schedule == "step_thresh":
+            hint = ": it must lie between min_tau and max_tau"
+            checked_number("tau_threshold", tau_threshold, least=min_tau, most=max_tau, hint=hint)
         checked_number("adam_epsilon", adam_epsilon, above=0)
         self.betas = (
             checked_number("beta1", beta1, least=0, below=1),
@@ -152,6 +167,7 @@ class CLIPTask(BaseTask):
         self.rho = rho
         self.epsilon = epsilon
         self.tau_lr = lr if tau_lr is None else tau_lr
+        self.tau_lr_schedule, self.tau_threshold, self.tau_lr_factor = tau_lr_schedule, tau_threshold, tau_lr_factor
         self.adam_epsilon = adam_epsilon
         self.warmup_steps = warmup_steps
         # The model's own temperature is not trained: it follows τ, so that the model can leave the task at any time.
@@ -301,7 +317,7 @@ class CLIPTask(BaseTask):
         return torch.optim.AdamW(parameters, lr=self.lr, betas=self.betas, eps=self.adam_epsilon)
 
     def configure_schedule(self, optimizer: Optimizer) -> Any:
-        """A linear rise of the learning rates over the warm-up, then a cosine to 0."""
+        """A linear rise of the learning rates over the warm-up, then a cosine to 0; τ's follows ``tau_lr_schedule``."""
         warmup = self.warmup_steps
         share = min(warmup / run_length(self.trainer, "the cosine of the learning rate"), 1.0)
 
@@ -310,8 +326,16 @@ class CLIPTask(BaseTask):
                 return (step + 1) / warmup
             return cosine(max(progress - share, 0.0) / max(1.0 - share, 1e-9))
 
-        scheduler = ProgressLR(optimizer, factor, self.trainer)
+        factors = [factor] * len(optimizer.param_groups)
+        for place, group in enumerate(optimizer.param_groups):
+            if self.tau_lr_schedule != "cosine" and any(parameter is self.tau for parameter in group["params"]):
+                factors[place] = self._factor_of_tau
+        scheduler = ProgressLR(optimizer, factors, self.trainer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _factor_of_tau(self, progress: float, step: int) -> float:
+        lowered = self.tau_lr_schedule == "step_thresh" and bool(self.tau <= self.tau_threshold)
+        return self.tau_lr_factor if lowered else 1.0
 
 
 def _start_of_tau(model: Any, pretrained: str | None, min_tau: float, max_tau: float) -> float:

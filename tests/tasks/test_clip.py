@@ -5,6 +5,7 @@ import json
 import math
 from functools import partial
 
+import lightning as L
 import open_clip
 import pytest
 import torch
@@ -119,6 +120,56 @@ def test_groups_of_the_optimiser_and_warm_up():
     assert [round(rate[0], 6) for rate in rates[:4]] == [0.005, 0.0075, 0.01, 0.01]
     assert rates[-1][0] == pytest.approx(0.0, abs=1e-9)
     assert rates[0][2] == pytest.approx(1e-4 * 0.5)
+
+
+class RatesOfTau(L.Callback):
+    """τ and its rate before each step."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_start(self, trainer, module, *_):
+        (group,) = [g for g in trainer.optimizers[0].param_groups if g["params"][0] is module.tau]
+        self.seen.append((module.tau.item(), group["lr"]))
+
+
+FALLING = {"tau": 0.05, "rho": 100.0, "tau_lr": 2e-3, "warmup_steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "more"),
+    [
+        ("constant", {}),
+        ("step_thresh", {"tau_threshold": 0.045}),
+        ("step_thresh", {"tau_threshold": 0.05, "tau_lr_factor": 0.5}),  # from the start
+        ("step_thresh", {"tau_threshold": 0.046, "lock_image": True, "lock_text": True}),
+    ],
+)
+def test_the_rate_of_the_temperature_has_its_own_schedule(schedule, more):
+    task, rates = task_of(**FALLING, tau_lr_schedule=schedule, **more), RatesOfTau()
+    quiet_trainer(max_epochs=2, callbacks=[rates]).fit(task, loader())
+    assert rates.seen[0][0] == pytest.approx(0.05)
+    for tau, rate in rates.seen:
+        low = schedule == "step_thresh" and tau <= task.tau_threshold + 1e-8
+        assert rate == pytest.approx(2e-3 * (task.tau_lr_factor if low else 1.0)), tau
+    assert len({rate for _, rate in rates.seen}) == (1 if schedule == "constant" or task.tau_threshold == 0.05 else 2)
+
+
+def test_a_resumed_run_has_the_rate_of_its_temperature(tmp_path):
+    """From before τ has passed the threshold, and from after it."""
+    arguments = {**FALLING, "tau_lr_schedule": "step_thresh", "tau_threshold": 0.04}
+    saves = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    whole, rates = task_of(**arguments), RatesOfTau()
+    quiet_trainer(max_epochs=3, callbacks=[rates, saves], enable_checkpointing=True).fit(whole, loader())
+    assert rates.seen[4][1] > rates.seen[8][1]
+    for epoch in (0, 1):
+        again = RatesOfTau()
+        resumed = task_of(seed=1, **arguments)
+        quiet_trainer(max_epochs=3, callbacks=[again]).fit(
+            resumed, loader(), ckpt_path=tmp_path / f"epoch={epoch}.ckpt"
+        )
+        assert again.seen == rates.seen[4 * (epoch + 1) :]
+        assert resumed.tau == whole.tau
 
 
 def test_outside_training_nothing_is_written():
@@ -348,6 +399,12 @@ def test_another_number_of_pairs_evaluates_but_does_not_train(tmp_path):
         ({"lr": 0.0}, "lr must be a finite number above 0"),
         ({"beta1": 1.0}, r"beta1 must be a number in \[0, 1\)"),
         ({"chunk": 0}, "chunk must be None or an integer of at least 1"),
+        ({"tau_lr_schedule": "step"}, "tau_lr_schedule must be one of cosine, constant, step_thresh, got 'step'"),
+        ({"tau_lr_factor": 2}, r"tau_lr_factor must be a number in \(0, 1\], got 2"),
+        (
+            {"tau_lr_schedule": "step_thresh", "tau_threshold": 0.001},
+            r"tau_threshold must be a number in \[0.01, 1\], got 0.001: it must lie between min_tau and max_tau",
+        ),
     ],
 )
 def test_bad_arguments(arguments, message):
