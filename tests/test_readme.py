@@ -50,9 +50,11 @@ def test_files_named_exist():
 @pytest.mark.parametrize(("folder", "ending"), [("configs", "yaml"), ("examples", "py")])
 def test_every_configuration_and_example_is_in_the_index_of_its_folder(folder, ending):
     index = (ROOT / folder / "README.md").read_text()
-    files = [path.relative_to(ROOT / folder).as_posix() for path in (ROOT / folder).rglob(f"*.{ending}")]
+    paths = [path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob(f"*.{ending}")]
+    # Of the published settings their folders, which have a file for each method.
+    files = {f"{path.parent}/" if path.parts[0] == "published" else path.as_posix() for path in paths}
     assert len(files) > 10
-    assert [file for file in files if f"`{file}`" not in index] == []
+    assert [file for file in sorted(files) if f"`{file}`" not in index] == []
 
 
 def test_ci_runs_the_commands_of_the_first_screen():
