@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import lightning as L
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
@@ -107,10 +110,25 @@ class EvaluationCallback(L.Callback):
         """Finish."""
         stage, self._stage = self._stage, None
         if stage is not None:
-            self.finish(trainer, pl_module, stage)
+            with self._as_validated(trainer, pl_module, stage):
+                self.finish(trainer, pl_module, stage)
 
     on_test_batch_end = on_validation_batch_end
     on_test_epoch_end = on_validation_epoch_end
+
+    @contextmanager
+    def _as_validated(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> Iterator[None]:
+        """The weights that were validated: a callback before this one that averages them has put the others back."""
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        before = callbacks[: callbacks.index(self)] if stage == "val" and self in callbacks else []
+        averaging = [callback for callback in before if isinstance(callback, WeightAveraging)]
+        for callback in averaging:
+            callback.on_validation_epoch_start(trainer, pl_module)
+        try:
+            yield
+        finally:
+            for callback in reversed(averaging):
+                callback.on_validation_epoch_end(trainer, pl_module)
 
     def _start(self, pl_module: L.LightningModule, stage: Stage | None) -> None:
         self._stage = stage

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,13 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from scent_lightning.callbacks.evaluation import EvaluationCallback, Stage
+from scent_lightning.callbacks.zero_shot import (
+    check_validates,
+    checked_data,
+    checked_templates,
+    encoded_images,
+    zero_shot_classifier,
+)
 from scent_lightning.data.folders import elsewhere
 from scent_lightning.data.image_folder import class_folders, images_in, images_of_classes, is_junk, passed_over
 from scent_lightning.data.image_text.pairs import BadPairError, decode
@@ -92,7 +99,7 @@ class ZeroShotClassification(EvaluationCallback):
         checked_integer("num_workers", num_workers, least=0)
         self.path = path
         self.class_names = class_names
-        self.templates = templates if templates in ("openai", "simple") else _checked_templates(templates)
+        self.templates = templates if templates in ("openai", "simple") else checked_templates(templates)
         self.name = name
         self.batch_size = batch_size
         self.num_workers = num_workers
@@ -106,21 +113,8 @@ class ZeroShotClassification(EvaluationCallback):
         """Find the images and the names of their classes."""
         if stage == "predict":
             return
-        of_vision("open_clip", "ZeroShotClassification")
-        model = getattr(pl_module, "model", None)
-        if not hasattr(model, "encode_image") or not hasattr(model, "encode_text"):
-            raise InputError(
-                "ZeroShotClassification needs a module whose 'model' is open_clip's, with encode_image and "
-                f"encode_text, got {type(pl_module).__name__}"
-            )
-        data: Any = getattr(trainer, "datamodule", None)
         needed = ("tokenize",) if self.path is None else ("tokenize", "evaluation_transform")
-        lacking = [method for method in needed if not hasattr(data, method)]
-        if lacking:
-            raise InputError(
-                f"ZeroShotClassification needs a data module with {' and '.join(lacking)}, such as "
-                f"ImageTextDataModule, got {type(data).__name__}"
-            )
+        data = checked_data(self, trainer, pl_module, *needed)
         if self.path is None:
             classes = list(getattr(data, "class_names", []))
             if not classes:
@@ -154,12 +148,7 @@ class ZeroShotClassification(EvaluationCallback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Refuse a run in which the images would never be looked at."""
-        loaders: Any = trainer.val_dataloaders
-        if isinstance(loaders, list) and not loaders:
-            raise InputError(
-                "ZeroShotClassification classifies at the end of a validation, and the data module has no validation "
-                "rows"
-            )
+        check_validates(self, trainer, "classifies")
 
     def start(self, pl_module: L.LightningModule) -> None:
         """Start with no rows."""
@@ -175,7 +164,7 @@ class ZeroShotClassification(EvaluationCallback):
     def finish(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> None:
         """Classify and log."""
         rows, self._rows = self._rows, []
-        classifier = self._classifier(trainer, pl_module)
+        classifier = zero_shot_classifier(trainer, pl_module, self._names, self.templates)
         if self._labels is None:
             parts = list(self._encoded(trainer, pl_module))
         else:
@@ -190,30 +179,13 @@ class ZeroShotClassification(EvaluationCallback):
         for result, value in metric.compute().items():
             pl_module.log(f"{stage}/{self._prefix}-{result}", value, sync_dist=True)
 
-    def _classifier(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Tensor:
-        """Normalised embeddings of the K classes, float32, shape ``(D, K)``."""
-        open_clip = of_vision("open_clip", "ZeroShotClassification")
-        templates: Sequence[str | Callable[[str], str]] = self.templates
-        if isinstance(self.templates, str):
-            templates = getattr(open_clip, f"{self.templates.upper()}_IMAGENET_TEMPLATES")
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        with trainer.precision_plugin.forward_context():
-            classifier: Tensor = open_clip.build_zero_shot_classifier(
-                pl_module.model, data.tokenize, self._names, templates, device=pl_module.device, use_tqdm=False
-            )
-        return classifier.float()
-
     def _encoded(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Iterator[tuple[Tensor, Tensor]]:
         """Embeddings and classes of this process's share of the folder, in batches."""
         share = Subset(self._folder, range(trainer.global_rank, len(self._folder), trainer.world_size))
         # A loader draws a seed: from a generator of its own, or training would continue with other random numbers.
         loader = DataLoader(share, self.batch_size, num_workers=self.num_workers, generator=torch.Generator())
-        model: Any = pl_module.model
         for images, labels in loader:
-            images = trainer.precision_plugin.convert_input(images.to(pl_module.device))
-            with trainer.precision_plugin.forward_context():
-                features = model.encode_image(images, normalize=True)
-            yield features.float(), labels.to(pl_module.device)
+            yield encoded_images(trainer, pl_module, images), labels.to(pl_module.device)
 
 
 def _unrepeated(rows: list[tuple[Tensor, Tensor]], labels: Tensor, trainer: L.Trainer) -> list[tuple[Tensor, Tensor]]:
@@ -225,22 +197,6 @@ def _unrepeated(rows: list[tuple[Tensor, Tensor]], labels: Tensor, trainer: L.Tr
     mine = first[(first >= start) & (first < start + len(index))] - start
     mine = mine[labels[index[mine]] >= 0]
     return [(torch.cat([part[0] for part in rows])[mine], labels[index[mine]])] if len(mine) else []
-
-
-def _checked_templates(templates: Any) -> list[str]:
-    several = [templates] if isinstance(templates, str) else templates
-    if not isinstance(several, (list, tuple)) or not several:
-        raise InputError(f"templates must be 'openai', 'simple', or texts with {{}}, at least one, got {templates!r}")
-    for template in several:
-        try:
-            complete = template.format("A") != template.format("B")
-        except (AttributeError, IndexError, KeyError, ValueError):
-            complete = False
-        if not complete:
-            raise InputError(
-                f"templates must be 'openai', 'simple', or texts with {{}} for the class's name, got {template!r}"
-            )
-    return list(several)
 
 
 def _read_names(class_names: list[str] | str) -> list[str]:

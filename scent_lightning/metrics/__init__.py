@@ -13,11 +13,12 @@ from scent_lightning.metrics.partial_auc import (
     roc_curve,
     two_way_partial_auc,
 )
-from scent_lightning.metrics.retrieval import RetrievalRecall, retrieval_ranks
+from scent_lightning.metrics.retrieval import CaptionRecall, RetrievalRecall, retrieval_ranks
 from scent_lightning.metrics.top_k import TopKAccuracy
 from scent_lightning.metrics.zero_shot import ZeroShotAccuracy
 
 __all__ = [
+    "CaptionRecall",
     "EntropicRisk",
     "OneWayPartialAUC",
     "PartialAUCObjective",

@@ -12,18 +12,28 @@ from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.validation import checked_integer
 
-__all__ = ["RetrievalRecall", "first_of_each", "retrieval_ranks"]
+__all__ = ["CaptionRecall", "RetrievalRecall", "first_of_each", "retrieval_ranks"]
 
 
-def retrieval_ranks(queries: Tensor, items: Tensor, group: Tensor | None = None, chunk: int = 1024) -> Tensor:
+def retrieval_ranks(
+    queries: Tensor,
+    items: Tensor,
+    group: Tensor | None = None,
+    chunk: int = 1024,
+    item_group: Tensor | None = None,
+    alike: Tensor | None = None,
+) -> Tensor:
     """How many wrong items come before each query's own, by inner product; those equally near count as before.
 
     Args:
         queries: embeddings, shape ``(n, D)``.
-        items: embeddings, shape ``(n, D)``; item i is query i's own.
+        items: embeddings, shape ``(m, D)``; without groups item i is query i's own, and m is n.
         group: integers, shape ``(n,)``: all items of a query's group are its own, and the nearest of them counts.
             None takes each pair as a group.
-        chunk: queries at a time; memory is ``chunk`` × n numbers.
+        chunk: queries at a time; memory is ``chunk`` × m numbers.
+        item_group: those of the items, shape ``(m,)``; None: of the queries.
+        alike: integers, shape ``(m,)``, equal for items that are the same, as captions of the same words: an item that
+            is the same as a query's nearest own one does not come before it.
 
     Returns:
         Shape ``(n,)``, int64; 0 where an own item is the nearest.
@@ -42,9 +52,10 @@ def retrieval_ranks(queries: Tensor, items: Tensor, group: Tensor | None = None,
             # The own item is one of those that are as near as itself.
             ranks.append((scores >= own).sum(dim=1) - 1)
         else:
-            same = group[start : start + chunk].unsqueeze(1) == group
-            own = scores.masked_fill(~same, -torch.inf).amax(dim=1, keepdim=True)
-            ranks.append(((scores >= own) & ~same).sum(dim=1))
+            same = group[start : start + chunk].unsqueeze(1) == (group if item_group is None else item_group)
+            own, place = scores.masked_fill(~same, -torch.inf).max(dim=1, keepdim=True)
+            right = same if alike is None else same | (alike == alike[place])
+            ranks.append(((scores >= own) & ~right).sum(dim=1))
     return torch.cat(ranks) if ranks else torch.zeros(0, dtype=torch.int64)
 
 
@@ -126,9 +137,88 @@ class RetrievalRecall(Metric):
         for name, queries, items in (("image_to_text", images, texts), ("text_to_image", texts, images)):
             ranks = retrieval_ranks(queries, items, groups if len(groups) else None)
             for k in self.ks:
-                hits = (ranks < k).float()
-                found[f"{name}_R@{k}"] = hits.mean() if len(hits) else hits.sum()
+                found[f"{name}_R@{k}"] = _fraction(ranks < k)
         return found
+
+
+class CaptionRecall(Metric):
+    """Recall at k where an image has several captions, as of COCO and Flickr, over all batches and processes.
+
+    ``image_to_text_R@1`` is the fraction of images of which one of their own captions is the nearest of all captions;
+    ``text_to_image_R@1`` the fraction of captions whose own image is the nearest of all images. A wrong one that is as
+    near as the own one comes before it, but for a caption of the same words. All embeddings are kept.
+
+    Args:
+        ks: which k.
+
+    Raises:
+        InputError: no k, or one that is not a positive integer.
+
+    Example:
+        >>> import torch
+        >>> metric = CaptionRecall(ks=(1,))
+        >>> captions = torch.tensor([[0.8, 0.6], [0.0, 1.0], [1.0, 0.0]])
+        >>> metric.update(torch.eye(2), torch.tensor([0, 1]), captions, torch.tensor([0, 0, 1]))
+        >>> {name: round(value.item(), 2) for name, value in metric.compute().items()}
+        {'image_to_text_R@1': 0.0, 'text_to_image_R@1': 0.33}
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    images: list[Tensor]
+    rows: list[Tensor]
+    texts: list[Tensor]
+    owners: list[Tensor]
+    words: list[Tensor]
+
+    def __init__(self, ks: tuple[int, ...] = (1, 5, 10)) -> None:
+        super().__init__()
+        if not ks:
+            raise InputError(f"ks must hold at least one k, got {ks!r}")
+        self.ks = tuple(checked_integer("each of ks", k) for k in ks)
+        for name in ("images", "rows", "texts", "owners", "words"):
+            self.add_state(name, [], dist_reduce_fx="cat")
+
+    def update(self, images: Tensor, rows: Tensor, texts: Tensor, owners: Tensor, words: Tensor | None = None) -> None:
+        """Add images, each once in all processes, and captions.
+
+        Args:
+            images: normalised embeddings, shape ``(B, D)``; B may be 0.
+            rows: dataset index of each, shape ``(B,)``.
+            texts: normalised embeddings of captions, shape ``(M, D)``.
+            owners: dataset index of the image that each belongs to, shape ``(M,)``.
+            words: integers, shape ``(M,)``, equal where the words of two captions are; None: all differ.
+
+        Raises:
+            InputError: shapes that do not fit.
+        """
+        for name, numbers, of in (("rows", rows, images), ("owners", owners, texts), ("words", words, texts)):
+            if numbers is not None and (of.ndim != 2 or numbers.shape != of.shape[:1]):
+                raise InputError(f"{name} must have shape (B,) of {tuple(of.shape)}, got {tuple(numbers.shape)}")
+        self.images.append(at_least_float32(images.detach()))
+        self.rows.append(rows.to(images.device))
+        self.texts.append(at_least_float32(texts.detach()))
+        self.owners.append(owners.to(images.device))
+        if words is not None:
+            self.words.append(words.to(images.device))
+
+    def compute(self) -> dict[str, Tensor]:
+        """Recall by name, scalars; 0 if there was nothing."""
+        states = (self.images, self.rows, self.texts, self.owners, self.words)
+        images, rows, texts, owners, words = (_joined(state, self.device) for state in states)
+        if len(words) not in (0, len(texts)):
+            raise InputError(f"words must be given for all captions or none, got {len(words)} of {len(texts)}")
+        alike = words if len(words) else None
+        ranks = {
+            "image_to_text": retrieval_ranks(images, texts, rows, item_group=owners, alike=alike),
+            "text_to_image": retrieval_ranks(texts, images, owners, item_group=rows),
+        }
+        return {f"{way}_R@{k}": _fraction(found < k) for way, found in ranks.items() for k in self.ks}
+
+
+def _fraction(hits: Tensor) -> Tensor:
+    return hits.float().mean() if len(hits) else hits.float().sum()
 
 
 def first_of_each(indices: Tensor) -> Tensor:

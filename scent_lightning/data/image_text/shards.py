@@ -27,19 +27,18 @@ SHARD_IMAGES = ("jpg", "jpeg", "png", "webp")
 Array = npt.NDArray[Any]
 
 
-def _kind(extension: str) -> int | None:
-    """0 for an image, 1 for a text, None for what is passed over."""
-    return 0 if extension in SHARD_IMAGES else 1 if extension == "txt" else None
-
-
 class Shard:
     """Where the members of each sample are in a tar file; nothing of them is read.
 
     Args:
         path: of the tar file.
+        text: extension of what an image comes with.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, text: str = "txt") -> None:
+        def kind_of(extension: str) -> int | None:  # 0 for an image, 1 for a text, None for what is passed over
+            return 0 if extension in SHARD_IMAGES else 1 if extension == text else None
+
         spans: dict[str, Array] = {}
         of_sample: tuple[str, set[str]] = "", set()  # key of the sample at hand, and what there is of it
         try:
@@ -50,11 +49,11 @@ class Shard:
                 if key != of_sample[0]:
                     of_sample = key, set()
                 span = spans.setdefault(key, np.full((2, 2), -1, dtype=np.int64))
-                kind = _kind(extension)
+                kind = kind_of(extension)
                 if kind is None:
                     continue
                 there = span[kind, 0] >= 0
-                if extension in of_sample[1] or (there and not any(_kind(other) == kind for other in of_sample[1])):
+                if extension in of_sample[1] or (there and not any(kind_of(other) == kind for other in of_sample[1])):
                     raise InputError(f"shard {path} has sample {key!r} twice: a second {extension} of it is there")
                 of_sample[1].add(extension)
                 if not there:
