@@ -19,6 +19,7 @@ from scent_lightning.duals import (
     SoftplusASGD,
 )
 from scent_lightning.duals.step import entropic_risk
+from scent_lightning.functional.contrastive import products
 from scent_lightning.modules import ClassSampledLinear
 from tests.helpers import SoftmaxData, SoftmaxTask, in_two_processes, quiet_trainer
 from tests.settings import SETTINGS
@@ -90,11 +91,14 @@ def test_sampled_heads(negatives, normalize, scale):
     assert_kappa(measured(samples, index)[0], scores, index, mask)
 
 
-@pytest.mark.parametrize("chunk", [None, 4])
+@pytest.mark.parametrize("way", ["blocks", "chunk", "one piece"])
 @pytest.mark.parametrize("epsilon", [0.0, 1e-2])
 @pytest.mark.parametrize("tau", [1.0, 0.05, 0.004])  # the last: columns too far apart for one exponential
 @pytest.mark.parametrize("update", [SCENT(0.0), SoftplusASGD(0.1, 1e-3, max_log_weight=1.0)], ids=repr)
-def test_contrastive_pairs(update, tau, epsilon, chunk):
+def test_contrastive_pairs(update, tau, epsilon, way, monkeypatch):
+    if way == "one piece":  # as on a GPU
+        monkeypatch.setattr(products, "_in_one_piece", lambda device, chunk: True)
+    chunk = 4 if way == "chunk" else None
     image, text = F.normalize(normal(13, 3), dim=1), F.normalize(normal(13, 3, seed=1), dim=1)
     if tau < 0.01:
         image[:, 0] = image[:, 0].abs()
@@ -140,6 +144,7 @@ def _uneven(rank):
     return dense, pairs
 
 
+@pytest.mark.slow
 def test_processes_know_that_of_the_whole_batch(tmp_path):
     scores, index = 2 * normal(9, 6), torch.tensor([0, 1, 2, 3, 1, 5, 0, 0, 7])
     logits = (F.normalize(normal(9, 3), dim=1) @ F.normalize(normal(9, 3, seed=1), dim=1).T).double() / 0.1
