@@ -151,7 +151,7 @@ def batch_statistics(variable: DualVariable, step: DualStep) -> dict[str, float]
         "guarded": raised.double().mean(),
     }
     if step.kappa is not None:
-        values |= step.kappa._asdict()
+        values |= {"kappa": step.kappa.kappa, "effective_samples": step.kappa.effective_samples}
     update = variable.update_at(step.progress, step.rows[valid.to(step.rows.device)])
     values |= update.statistics(before, log_mean, step.progress)
     numbers = torch.stack([value.to(nu) for value in values.values()]).tolist()
