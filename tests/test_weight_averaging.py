@@ -227,3 +227,22 @@ def test_the_average_of_clip_leaves_the_task_with_its_temperature(folder):
     assert (state["state_dict"]["tau"] != state["current_model_state"]["tau"]).all()
     for weights in (state["state_dict"], state["current_model_state"], task.state_dict()):
         assert weights["model.logit_scale"] == -weights["tau"].log()
+
+
+@pytest.mark.parametrize("dual", [SCENT(0.0), SCENT()], ids=repr)
+@pytest.mark.parametrize(("if_changed", "kept"), [("grow", 24), ("reset", 0)])
+def test_a_checkpoint_of_averages_where_the_data_have_changed(folder, dual, if_changed, kept):
+    class Visited(L.Callback):
+        def on_train_start(self, trainer, module):
+            self.at_start = duals(module)
+
+    def run(task, rows, *callbacks, **arguments):
+        trainer = quiet_trainer(limit_val_batches=0, callbacks=[CALLBACKS["EMA"](), *callbacks], **arguments)
+        trainer.fit(task, SoftmaxData(rows), ckpt_path=folder / "a.ckpt" if rows > 24 else None)
+
+    old, new, seen = SoftmaxTask(24, dual), SoftmaxTask(30, dual), Visited()
+    run(old, 24, ModelCheckpoint(folder, filename="a"), max_epochs=2, enable_checkpointing=True)
+    new.if_changed_data = if_changed
+    run(new, 30, seen, max_epochs=3)
+    assert int(seen.at_start["duals.nu.visited"].sum()) == kept
+    assert torch.equal(seen.at_start["duals.nu.nu"][:kept], old.duals["nu"].nu[:kept])
