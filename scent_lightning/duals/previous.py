@@ -157,10 +157,13 @@ class PreviousWeightsMixin(L.LightningModule):
     def _variables(self) -> list[DualVariable]:
         return [cast(DualVariable, variable) for variable in self.duals.values()]
 
-    def _followers(self) -> list[DualVariable]:
-        return [variable for variable in self._variables() if variable.needs_previous]
+    def _compares(self) -> bool:
+        # A loop, since any() would take longer.
+        for variable in self.duals.values():  # noqa: SIM110
+            if variable.needs_previous:
+                return True
+        return False
 
-    @outside_graphs
     def at_previous_weights(self, function: Callable[[], Result]) -> Result | None:
         """What a function gives at the weights before the last optimiser step; None where no dual update needs it.
 
@@ -191,7 +194,11 @@ class PreviousWeightsMixin(L.LightningModule):
             >>> batch = (torch.randn(2, 4), torch.tensor([0, 2]), torch.tensor([5, 1]))
             >>> loss = Softmax().training_step(batch, 0)
         """
-        if not self._followers() or not self.updates_duals():
+        return self._at_previous_weights(function) if self._compares() else None
+
+    @outside_graphs
+    def _at_previous_weights(self, function: Callable[[], Result]) -> Result | None:
+        if not self.updates_duals():
             return None
         with self._previous_weights.installed(self), _without_a_trace(self):
             return function()
@@ -204,8 +211,9 @@ class PreviousWeightsMixin(L.LightningModule):
         Args:
             optimizer: that takes the step, after ``backward``.
         """
-        if tables := self._followers():
+        if self._compares():
             optimizer = getattr(optimizer, "optimizer", optimizer)  # Lightning's wrapper of one
+            tables = [variable for variable in self._variables() if variable.needs_previous]
             self._previous_weights.keep(self, optimizer, tables)
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
