@@ -12,16 +12,20 @@ from typing import Any, TypeVar, cast
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals.variable import DualVariable
+from scent_lightning.errors import InputError
 from scent_lightning.optim import RowSparseSGD
 from scent_lightning.private_api import entries, skips_backward, trainer_of
 
 __all__ = ["PreviousWeights", "PreviousWeightsMixin"]
+
+SHARDED = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 
 # A parameter as a whole, or some of its rows: {"rows": (r,), "values": (r, …)}.
 Kept = Tensor | dict[str, Tensor]
@@ -215,6 +219,20 @@ class PreviousWeightsMixin(L.LightningModule):
             optimizer = getattr(optimizer, "optimizer", optimizer)  # Lightning's wrapper of one
             tables = [variable for variable in self._variables() if variable.needs_previous]
             self._previous_weights.keep(self, optimizer, tables)
+
+    def on_train_start(self) -> None:
+        """Stop where the weights cannot be kept.
+
+        Raises:
+            InputError: the strategy shares the parameters among the processes, and an update compares with them.
+        """
+        super().on_train_start()
+        if self._compares() and isinstance(strategy := self.trainer.strategy, SHARDED):
+            update = next(variable.update for variable in self._variables() if variable.needs_previous)
+            raise InputError(
+                f"{update!r} needs the scores at the weights before, and {type(strategy).__name__} shares the weights "
+                "among the processes; take another strategy or another dual update"
+            )
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         """Keep the weights if an update needs them."""

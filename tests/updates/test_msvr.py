@@ -7,9 +7,11 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import nn
 
 from scent_lightning.duals import MSVR, SOX, DenseScores, DualDivergenceError, DualVariable
+from scent_lightning.duals.previous import PreviousWeightsMixin
 from scent_lightning.errors import InputError
 from scent_lightning.functional import log_mean_exp, msvr_step
 from scent_lightning.optim import RowSparseSGD
@@ -195,6 +197,31 @@ def test_a_plain_loop():
         again.keep_weights(optimizer)
         optimizer.step()
     torch.testing.assert_close(task.duals["nu"].nu, again.duals["nu"].nu, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [FSDPStrategy, ModelParallelStrategy])
+def test_shared_parameters_are_told(kind):
+    for update in (MSVR(0.5, 0.5), SOX(0.5)):
+        task, trainer = Following(24, update, 24), quiet_trainer()
+        trainer._accelerator_connector.strategy = kind()
+        task.trainer = trainer
+        if update.needs_previous_scores:
+            with pytest.raises(InputError, match=f"the weights before, and {kind.__name__} shares the weights among"):
+                PreviousWeightsMixin.on_train_start(task)
+        else:
+            PreviousWeightsMixin.on_train_start(task)
+
+
+def test_compiled_it_is_the_same_run(tmp_path):
+    ends = []
+    for compile_it in (False, True):
+        L.seed_everything(0, verbose=False)
+        task, data = moved_by(MSVR(0.5, 0.5), SETTINGS["ranking"])(tmp_path, 16)
+        module = torch.compile(task, backend="eager") if compile_it else task
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+            quiet_trainer(max_epochs=2, limit_val_batches=0).fit(module, datamodule=data)
+        ends.append(task.duals["nu"].nu)
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-5)
 
 
 # -------------------------------------------------------------------- the table
