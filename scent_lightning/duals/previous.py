@@ -36,17 +36,16 @@ class PreviousWeights:
     """What the last optimiser step has changed, as it was before."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Kept] | None = None
+        self._kept: dict[nn.Parameter, Kept] | None = None
         self._tables: Sequence[DualVariable] = ()
 
     @torch.no_grad()
-    def keep(self, module: nn.Module, optimizer: Optimizer, tables: Sequence[DualVariable]) -> None:
+    def keep(self, optimizer: Optimizer, tables: Sequence[DualVariable]) -> None:
         """Keep what the optimiser is about to change; those of an earlier step are forgotten.
 
         Several optimisers may take steps before the next batch comes in: that is one change of the weights.
 
         Args:
-            module: whose parameters.
             optimizer: that takes the step; the gradients are there.
             tables: that follow the weights; each notes from now on which anchors it has moved since.
         """
@@ -55,43 +54,47 @@ class PreviousWeights:
             self._kept = {}
             for table in tables:
                 table.moved = []
-        names = {parameter: name for name, parameter in module.named_parameters()}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                name = names.get(parameter)
-                if name is not None and parameter.grad is not None and name not in self._kept:
-                    self._kept[name] = _kept(parameter, _moves_rows_alone(optimizer, group))
+                if parameter.grad is not None and parameter not in self._kept:
+                    self._kept[parameter] = _kept(parameter, _moves_rows_alone(optimizer, group))
 
     @contextmanager
-    def installed(self, module: nn.Module) -> Iterator[None]:
-        """The module has the weights of before within this context."""
-        parameters = dict(module.named_parameters())
-        now: dict[str, Kept] = {}
-        for name, kept in (self._kept or {}).items():
-            now[name] = _exchange(parameters[name], kept)
+    def installed(self) -> Iterator[None]:
+        """The parameters have the values of before within this context."""
+        now: dict[nn.Parameter, Kept] = {}
+        for parameter, kept in (self._kept or {}).items():
+            now[parameter] = _exchange(parameter, kept)
         try:
             yield
         finally:
-            for name, kept in now.items():
-                _exchange(parameters[name], kept)
+            for parameter, kept in now.items():
+                _exchange(parameter, kept)
 
-    def state(self) -> dict[str, Any] | None:
-        """As plain tensors, for a checkpoint; None where no update needs it."""
+    def state(self, module: nn.Module) -> dict[str, Any] | None:
+        """As plain tensors, for a checkpoint; None where no update needs it.
+
+        Args:
+            module: has names for the parameters.
+        """
         if self._kept is None:
             return None
+        weights = {name: self._kept[p] for name, p in module.named_parameters() if p in self._kept}
         moved = {table.name: torch.cat(table.moved) for table in self._tables if table.moved}
-        return {"weights": dict(self._kept), "moved": moved}
+        return {"weights": weights, "moved": moved}
 
-    def restore(self, state: dict[str, Any], tables: Sequence[DualVariable]) -> None:
+    def restore(self, state: dict[str, Any], module: nn.Module, tables: Sequence[DualVariable]) -> None:
         """Set what :meth:`state` gave.
 
         Args:
             state: from a checkpoint.
+            module: has parameters of the same names.
             tables: of the module; nothing is restored where none needs it.
         """
         self._tables = [table for table in tables if table.needs_previous]
         if self._tables:
-            self._kept = dict(state["weights"])
+            parameters = dict(module.named_parameters())
+            self._kept = {parameters[name]: kept for name, kept in state["weights"].items() if name in parameters}
             for table in self._tables:
                 table.moved = [state["moved"][table.name]] if table.name in state["moved"] else []
 
@@ -204,7 +207,7 @@ class PreviousWeightsMixin(L.LightningModule):
     def _at_previous_weights(self, function: Callable[[], Result]) -> Result | None:
         if not self.updates_duals():
             return None
-        with self._previous_weights.installed(self), _without_a_trace(self):
+        with self._previous_weights.installed(), _without_a_trace(self):
             return function()
 
     def keep_weights(self, optimizer: Any) -> None:
@@ -218,7 +221,7 @@ class PreviousWeightsMixin(L.LightningModule):
         if self._compares():
             optimizer = getattr(optimizer, "optimizer", optimizer)  # Lightning's wrapper of one
             tables = [variable for variable in self._variables() if variable.needs_previous]
-            self._previous_weights.keep(self, optimizer, tables)
+            self._previous_weights.keep(optimizer, tables)
 
     def on_train_start(self) -> None:
         """Stop where the weights cannot be kept.

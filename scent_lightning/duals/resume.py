@@ -61,7 +61,7 @@ class Resumption:
         checkpoint[_KEY] = {"format": FORMAT, "random_states": states}
         if trainer is not None and (progress := run_progress(trainer)) is not None:
             checkpoint[_KEY]["progress"] = progress
-        if (previous := self._previous_weights.state()) is not None:
+        if (previous := self._previous_weights.state(module)) is not None:
             checkpoint[_KEY]["previous_weights"] = previous
         if "optimizer_states" in checkpoint and loop is not None and _between_steps(loop):
             accumulated = {"batches": loop.trainer.accumulate_grad_batches, "gradients": gathered_gradients(module)}
@@ -120,7 +120,7 @@ class Resumption:
             if (exponential := accumulated.get("exponential")) is not None:
                 self._exponential_part.restore(exponential, *place)
         if (previous := added.get("previous_weights")) is not None:
-            self._previous_weights.restore(previous, duals)
+            self._previous_weights.restore(previous, module, duals)
         states = added.get("random_states")
         if states is not None and module.global_rank < len(states["torch"]):
             restore_random_state({name: values[module.global_rank] for name, values in states.items()})

@@ -94,7 +94,7 @@ class Copies(Callback):
         if self.before is None:
             return
         now = {name: value.detach().clone() for name, value in task.named_parameters()}
-        with task._previous_weights.installed(task):
+        with task._previous_weights.installed():
             for name, value in task.named_parameters():
                 if value.requires_grad:
                     assert torch.equal(value, self.before[name]), name
@@ -123,7 +123,7 @@ def test_the_weights_that_are_kept(name, tmp_path):
     copies = Copies()
     quiet_trainer(max_epochs=2, limit_val_batches=0, callbacks=[copies]).fit(task, datamodule=data)
     assert copies.compared >= 5
-    kept = task._previous_weights.state()["weights"]
+    kept = task._previous_weights.state(task)["weights"]
     if name in OPTIMIZERS:
         assert isinstance(kept["head.weight"], dict) == (name != "momentum")
 
@@ -169,7 +169,7 @@ def test_the_same_draws_in_both_passes():
 def test_an_update_that_needs_none_keeps_none(tmp_path):
     task, data = SETTINGS["classification"](tmp_path, 16)
     quiet_trainer(max_steps=2, limit_val_batches=0).fit(task, datamodule=data)
-    assert task._previous_weights.state() is None
+    assert task._previous_weights.state(task) is None
     assert task.at_previous_weights(lambda: pytest.fail("called")) is None
     task, _ = moved_by(MSVR(0.5, 0.5), classification)(tmp_path, 16)
     task.eval()
@@ -345,8 +345,8 @@ def test_row_sparse_gradients_with_repeats():
         task.keep_weights(optimizer)
         optimizer.step()
         optimizer.zero_grad()
-    kept = task._previous_weights.state()
+    kept = task._previous_weights.state(task)
     assert kept["weights"]["head.weight"]["rows"].tolist() == [1, 2, 5, 8]
     assert kept["moved"] == {}
-    with task._previous_weights.installed(task):
+    with task._previous_weights.installed():
         assert torch.equal(task.head.weight, before)
