@@ -56,8 +56,9 @@ class PreviousWeights:
                 table.moved = []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None and parameter not in self._kept:
-                    self._kept[parameter] = _kept(parameter, _moves_rows_alone(optimizer, group))
+                if parameter.grad is not None:
+                    by_rows = _moves_rows_alone(optimizer, group)
+                    self._kept[parameter] = _kept(parameter, by_rows, self._kept.get(parameter))
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -94,7 +95,8 @@ class PreviousWeights:
         self._tables = [table for table in tables if table.needs_previous]
         if self._tables:
             parameters = dict(module.named_parameters())
-            self._kept = {parameters[name]: kept for name, kept in state["weights"].items() if name in parameters}
+            names = [name for name in state["weights"] if name in parameters]
+            self._kept = {parameters[name]: _moved_to(parameters[name], state["weights"][name]) for name in names}
             for table in self._tables:
                 table.moved = [state["moved"][table.name]] if table.name in state["moved"] else []
 
@@ -106,12 +108,26 @@ def _moves_rows_alone(optimizer: Optimizer, group: dict[str, Any]) -> bool:
     return isinstance(optimizer, RowSparseSGD | torch.optim.SparseAdam | torch.optim.Adagrad)
 
 
-def _kept(parameter: Tensor, by_rows: bool) -> Kept:
+def _kept(parameter: Tensor, by_rows: bool, before: Kept | None) -> Kept:
+    """What a step may change, as it is now; but what an earlier step has changed already, as it was before that."""
+    if isinstance(before, Tensor):
+        return before
     gradient = cast(Tensor, parameter.grad)
     if not (gradient.is_sparse and by_rows and gradient.sparse_dim() == 1):
-        return parameter.detach().clone()
+        whole = parameter.detach().clone()
+        return whole if before is None else whole.index_copy_(0, before["rows"], before["values"])
     rows = torch.unique(entries(gradient)[0][0])
-    return {"rows": rows, "values": parameter.detach().index_select(0, rows)}
+    if before is not None:
+        rows = rows[~torch.isin(rows, before["rows"])]
+    values = parameter.detach().index_select(0, rows)
+    if before is None:
+        return {"rows": rows, "values": values}
+    return {"rows": torch.cat([before["rows"], rows]), "values": torch.cat([before["values"], values])}
+
+
+def _moved_to(parameter: Tensor, kept: Kept) -> Kept:
+    place = parameter.device
+    return kept.to(place) if isinstance(kept, Tensor) else {name: values.to(place) for name, values in kept.items()}
 
 
 def _exchange(parameter: Tensor, kept: Kept) -> Kept:

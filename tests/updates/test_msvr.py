@@ -333,6 +333,26 @@ def test_the_same_in_every_process(tmp_path):
     torch.testing.assert_close(torch.tensor(first), alone.nu, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("second", [RowSparseSGD, partial(torch.optim.SGD, momentum=0.5)])
+def test_several_steps_before_the_next_batch(second):
+    """Two optimisers, or a batch that moved no ν between two steps: the weights are those of the last that did."""
+    task = ExtremeClassificationTask(4, 9, 20, MSVR(0.5, 0.5))
+    torch.nn.init.normal_(task.head.weight)
+    optimizers = [RowSparseSGD(task.parameters(), lr=0.5), second(task.parameters(), lr=0.5)]
+    task.training_step((torch.randn(3, 4), torch.tensor([1, 2, 5]), torch.arange(3)), 0).backward()
+    before = task.head.weight.detach().clone()
+    for optimizer, labels in zip(optimizers, ([1, 2, 5], [2, 5, 7]), strict=True):
+        if labels[-1] == 7:
+            scores, _ = task.head(torch.randn(3, 4), torch.tensor(labels))
+            scores.sum().backward()
+        task.keep_weights(optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not torch.equal(task.head.weight, before)
+    with task._previous_weights.installed():
+        assert torch.equal(task.head.weight, before)
+
+
 def test_row_sparse_gradients_with_repeats():
     """A gradient that gathers over batches names a row several times."""
     task = ExtremeClassificationTask(4, 9, 20, MSVR(0.5, 0.5))
