@@ -33,10 +33,10 @@ def _fit(rank, folder, setting, world, precision, steps):
     return {key: value.double().numpy() for key, value in task.state_dict().items()}
 
 
-def assert_equal_states(folder, setting, thorough, precision="32-true", worlds=(2, 4), tolerance=1e-5):
+def assert_equal_states(folder, setting, thorough, precision="32-true", worlds=(2, 4), tolerance=1e-5, steps=STEPS):
     for world in worlds:
-        steps = THOROUGH if thorough else STEPS[world]
-        fit = partial(_fit, folder=folder, setting=setting, precision=precision, steps=steps)
+        taken = THOROUGH if thorough else steps[world]
+        fit = partial(_fit, folder=folder, setting=setting, precision=precision, steps=taken)
         alone = fit(0, world=1)
         for state in under_trainers(partial(fit, world=world), world):
             state.pop("ddp_placeholder.0", None)
@@ -65,10 +65,11 @@ def test_same_weights_and_duals_with_other_negatives(negatives, tmp_path, thorou
 
 
 @pytest.mark.slow
-def test_same_weights_and_duals_with_previous_weights(tmp_path, thorough):
+@pytest.mark.parametrize("name", SETTINGS)
+def test_same_weights_and_duals_with_previous_weights(name, tmp_path, thorough):
     """The rows of a sparse gradient that are kept are those of all processes."""
-    setting = moved_by(MSVR(0.5, 0.5), classification)
-    assert_equal_states(tmp_path, setting, thorough, worlds=(2,))
+    setting, precision = moved_by(MSVR(0.5, 0.5), SETTINGS[name]), "64-true" if name == "contrastive" else "32-true"
+    assert_equal_states(tmp_path, setting, thorough, precision, worlds=(2,), steps={2: 25})
 
 
 def _evaluations(folder):
