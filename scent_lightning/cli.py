@@ -127,7 +127,8 @@ class ScentCLI(LightningCLI):
             DualUpdate,
             "dual",
             required=True,
-            help="The dual update: SCENT, SOX, BSGD, ASGD, SoftplusASGD, UMax, or the import path of your own.",
+            help="The dual update: SCENT, SOX, MSVR, BSGD, ASGD, SoftplusASGD, UMax, ProximalPoint, or the import path "
+            "of your own.",
         )
         parser.link_arguments("dual", "model.init_args.dual")
         parser.add_argument(

@@ -2,6 +2,7 @@
 
 import tempfile
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -148,3 +149,15 @@ SETTINGS = {
     "ranking": ranking,
     "contrastive": contrastive,
 }
+
+
+def _moved_by(folder, batch_size, update, setting, **arguments):
+    task, data = setting(folder, batch_size, **arguments)
+    for variable in task.duals.values():
+        variable.use(update)
+    return task, data
+
+
+def moved_by(update, setting):
+    """A setting whose ν is moved by another update."""
+    return partial(_moved_by, update=update, setting=setting)

@@ -7,9 +7,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from scent_lightning.duals import MSVR
 from scent_lightning.duals.gradients import gathered_gradients, restore_gradients
 from tests.helpers import ddp_trainer, quiet_trainer, under_trainers
 from tests.kill_and_resume import SETTINGS, differences
+from tests.settings import moved_by
 
 BATCH, EPOCHS = 16, 2  # 101 rows: 7 batches an epoch
 TASKS = ("regression", "classification", "uniform", "ranking", "contrastive")
@@ -69,6 +71,26 @@ def test_resumed_between_steps(name, folders):
         accumulates = int(place[-1]) % 3 != 2 and int(place[-1]) != batches - 1
         assert ("accumulated" in checkpoint["scent_lightning"]) == accumulates, place
         assert not differences(whole, fit(SETTINGS[name], data, resumed=str(run / f"{place}.ckpt"))), place
+
+
+@pytest.mark.parametrize("name", ["classification", "regression"])
+def test_the_weights_before_a_step_are_state(name, folders):
+    """Of an update that compares with them: whole, or rows of them, and which anchors have had the change."""
+    data, run, _ = folders
+    setting = moved_by(MSVR(0.4, 0.9), SETTINGS[name])
+    whole = fit(setting, data, run)
+    for place in ("0_0", "0_1", "0_3", "0_6", "1_4"):
+        kept = torch.load(run / f"{place}.ckpt", weights_only=True)["scent_lightning"]
+        assert ("previous_weights" in kept) == (place not in ("0_0", "0_1"))
+        assert not differences(whole, fit(setting, data, resumed=str(run / f"{place}.ckpt"))), place
+    kept = torch.load(run / "1_4.ckpt", weights_only=True)["scent_lightning"]["previous_weights"]
+    assert len(kept["moved"]["nu"]) == 2 * (BATCH if name == "classification" else 1)
+    # Without it there is no correction until the next step.
+    checkpoint = torch.load(run / "1_2.ckpt", weights_only=True)
+    del checkpoint["scent_lightning"]["previous_weights"]
+    torch.save(checkpoint, run / "without.ckpt")
+    assert differences(whole, fit(setting, data, resumed=str(run / "without.ckpt")))
+    fit(SETTINGS[name], data, resumed=str(run / "1_4.ckpt"))
 
 
 @pytest.mark.parametrize(

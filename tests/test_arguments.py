@@ -127,7 +127,7 @@ def sentence(capsys, *arguments) -> str:
     return line.removeprefix("scent-lightning: error: ")
 
 
-UPDATES = "known are ASGD, BSGD, SCENT, SOX, ProximalPoint, SoftplusASGD, UMax, or the import path of your own"
+UPDATES = "known are ASGD, BSGD, MSVR, SCENT, SOX, ProximalPoint, SoftplusASGD, UMax, or the import path of your own"
 ABSENT = "there is no module 'my_project' in the working folder or among what is installed"
 OF_ITS_OWN = [
     ("--dual my_project.HalfWay", f"--dual my_project.HalfWay: {ABSENT}"),

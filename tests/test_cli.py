@@ -120,6 +120,7 @@ def test_evaluate_predict_and_run_again_from_the_saved_config(run):
         ["ASGD", "--dual.alpha", "0.1"],
         ["SoftplusASGD", "--dual.alpha", "0.1", "--dual.rho", "0.001"],
         ["UMax", "--dual.alpha", "0.1", "--dual.delta", "1"],
+        ["MSVR", "--dual.gamma", "0.5", "--dual.beta", "0.5"],
         ["my_duals.HalfWay", "--dual.share", "0.25"],
     ],
 )
@@ -192,7 +193,7 @@ def test_two_processes_start_at_least_squares_of_all_rows(tmp_path):
 BAD = [
     (
         ["--dual", "Nothing"],
-        "unknown dual update 'Nothing' for --dual: known are ASGD, BSGD, SCENT, SOX, ProximalPoint, SoftplusASGD, U",
+        "unknown dual update 'Nothing' for --dual: known are ASGD, BSGD, MSVR, SCENT, SOX, ProximalPoint, SoftplusASGD",
     ),
     (["--model", "Nothing"], "unknown task 'Nothing' for --model: known are .*DRORegressionTask"),
     (["--data", "Nothing"], "unknown data module 'Nothing' for --data: known are .*TabularRegressionDataModule"),

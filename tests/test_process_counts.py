@@ -15,10 +15,10 @@ from scent_lightning.data import (
     ImbalancedImageDataModule,
     TabularRegressionDataModule,
 )
-from scent_lightning.duals import SOX
+from scent_lightning.duals import MSVR, SOX
 from scent_lightning.tasks import CLIPTask, DRORegressionTask, ExtremeClassificationTask, PartialAUCTask
 from tests.helpers import ddp_trainer, quiet_trainer, under_trainers
-from tests.settings import ARCHITECTURE, SETTINGS, classification, letters
+from tests.settings import ARCHITECTURE, SETTINGS, classification, letters, moved_by
 
 GLOBAL_BATCH = 16  # of 101 rows: the last of an epoch's seven batches has 5, in uneven shares
 STEPS = {2: 100, 4: 35}  # four processes on fewer cores wait for each other more than they work
@@ -33,10 +33,10 @@ def _fit(rank, folder, setting, world, precision, steps):
     return {key: value.double().numpy() for key, value in task.state_dict().items()}
 
 
-def assert_equal_states(folder, setting, thorough, precision="32-true", worlds=(2, 4), tolerance=1e-5):
+def assert_equal_states(folder, setting, thorough, precision="32-true", worlds=(2, 4), tolerance=1e-5, steps=STEPS):
     for world in worlds:
-        steps = THOROUGH if thorough else STEPS[world]
-        fit = partial(_fit, folder=folder, setting=setting, precision=precision, steps=steps)
+        taken = THOROUGH if thorough else steps[world]
+        fit = partial(_fit, folder=folder, setting=setting, precision=precision, steps=taken)
         alone = fit(0, world=1)
         for state in under_trainers(partial(fit, world=world), world):
             state.pop("ddp_placeholder.0", None)
@@ -62,6 +62,14 @@ def test_same_weights_and_duals(name, tmp_path, thorough):
 @pytest.mark.parametrize("negatives", ["uniform", "all"])
 def test_same_weights_and_duals_with_other_negatives(negatives, tmp_path, thorough):
     assert_equal_states(tmp_path, partial(classification, negatives=negatives), thorough, worlds=(2,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
+def test_same_weights_and_duals_with_previous_weights(name, tmp_path, thorough):
+    """The rows of a sparse gradient that are kept are those of all processes."""
+    setting, precision = moved_by(MSVR(0.5, 0.5), SETTINGS[name]), "64-true" if name == "contrastive" else "32-true"
+    assert_equal_states(tmp_path, setting, thorough, precision, worlds=(2,), steps={2: 25})
 
 
 def _evaluations(folder):

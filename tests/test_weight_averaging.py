@@ -201,7 +201,9 @@ class Stop(L.Callback):
 
 
 @pytest.mark.parametrize(
-    "end", [{"max_epochs": 2}, {"max_steps": 4}, {"max_epochs": 9, "callbacks": [Stop()]}], ids=str
+    "end",
+    [{"max_epochs": 2}, {"max_steps": 4}, {"max_epochs": 9, "callbacks": [Stop()]}],
+    ids=["epochs", "steps", "stopped"],
 )
 def test_the_last_checkpoint_has_the_weights_however_the_run_ends(tmp_path, end):
     def ended(*callbacks):

@@ -8,6 +8,7 @@ from scent_lightning.errors import DualDivergenceError
 from scent_lightning.updates import (
     ASGD,
     BSGD,
+    MSVR,
     SCENT,
     SOX,
     DualUpdate,
@@ -20,6 +21,7 @@ from scent_lightning.updates import (
 __all__ = [
     "ASGD",
     "BSGD",
+    "MSVR",
     "SCENT",
     "SOX",
     "ContrastiveSamples",

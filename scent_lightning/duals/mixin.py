@@ -7,15 +7,16 @@ import types
 from collections.abc import Sequence
 from typing import Any, cast
 
-import lightning as L
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import step
+from scent_lightning.duals.previous import PreviousWeightsMixin
 from scent_lightning.duals.resume import Resumption, given_as_objects, plain_hyperparameters, rows_changed
-from scent_lightning.duals.samples import Samples, as_samples
+from scent_lightning.duals.samples import Samples
+from scent_lightning.duals.separate import samples_of_step
 from scent_lightning.duals.table import IfChanged, Placement
 from scent_lightning.duals.variable import DualVariable
 from scent_lightning.duals.weight_step import (
@@ -34,7 +35,6 @@ from scent_lightning.private_api import (
     HOOK_NAME,
     replace_hyperparameters,
     restricted_classmethod,
-    skips_backward,
     trainer_of,
 )
 from scent_lightning.progress import check_progress, run_progress
@@ -44,7 +44,7 @@ from scent_lightning.updates import DualUpdate
 __all__ = ["DualVariableMixin"]
 
 
-class DualVariableMixin(L.LightningModule):
+class DualVariableMixin(PreviousWeightsMixin):
     """Put dual variables into a LightningModule: ``class MyTask(DualVariableMixin, L.LightningModule)``.
 
     A subclass calls :meth:`add_dual` in ``__init__`` and :meth:`entropic_risk` in ``training_step``; the data module
@@ -91,7 +91,7 @@ class DualVariableMixin(L.LightningModule):
         self.if_changed_data: IfChanged = "error"
         self._exponential_part = ExponentialPart()
         self.last_weight_step: WeightStep | None = None
-        self._resumption = Resumption(self._exponential_part)
+        self._resumption = Resumption(self._exponential_part, self._previous_weights)
         self._progress_told: float | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -133,6 +133,8 @@ class DualVariableMixin(L.LightningModule):
         scores: Tensor | Samples,
         index: Tensor,
         mask: Tensor | None = None,
+        dual_scores: Tensor | Samples | None = None,
+        previous_scores: Tensor | Samples | None = None,
         *,
         progress: float | None = None,
     ) -> Tensor:
@@ -150,6 +152,12 @@ class DualVariableMixin(L.LightningModule):
             index: dataset indices of the anchors, shape ``(B,)``, any integer dtype and device. An index that occurs
                 twice, here or on another rank, moves once, by all its samples.
             mask: bool, shape ``(B, m)``, True where a sample counts; None means all do.
+            dual_scores: other samples of the anchors, shape ``(B, k)``, that move ν in place of ``scores``, without
+                gradient: the independent sample ζ' of the analysis. A mask of theirs by
+                :class:`~scent_lightning.duals.DenseScores`.
+            previous_scores: the scores of what moves ν (``dual_scores`` if given, else ``scores``; the same samples and
+                mask) at the weights before the last optimiser step, which :meth:`at_previous_weights` works out;
+                for an update that needs them (``MSVR``), and not looked at by the others.
             progress: fraction of the run that is done, in [0, 1], for step sizes that depend on it; None is what
                 the Trainer says, or :meth:`set_dual_progress`.
 
@@ -161,11 +169,11 @@ class DualVariableMixin(L.LightningModule):
             KeyError: no dual of that name.
             TypeError, ValueError, IndexError: an index, scores or mask that does not fit; nothing is written.
             DualDivergenceError: a non-finite score, ν or objective in training; nothing is written.
-            InputError: the table was loaded from a checkpoint of another size (training only), or a schedule needs
-                the length of an endless run.
+            InputError: the table was loaded from a checkpoint of another size (training only), a schedule needs the
+                length of an endless run, ``dual_scores`` or ``previous_scores`` do not fit, or the latter are missing.
         """
         tables = [self._dual(name)] if isinstance(name, str) else [self._dual(each) for each in name]
-        samples = as_samples(scores, mask)
+        samples = samples_of_step(tables, scores, mask, dual_scores, previous_scores)
         if self.updates_duals():
             progress = self.dual_progress() if progress is None else check_progress(progress)
             if self.weight_step == "gradient":
@@ -180,18 +188,6 @@ class DualVariableMixin(L.LightningModule):
         if name not in self.duals:
             raise KeyError(f"no dual variable {name!r}; this module has: {', '.join(self.duals) or 'none'}")
         return cast(DualVariable, self.duals[name])
-
-    def updates_duals(self) -> bool:
-        """Whether this is training, where ν is written; elsewhere, and in averaged weights, it is read only."""
-        trainer = trainer_of(self)
-        stage = None if trainer is None else trainer.state.stage
-        if stage is RunningStage.TRAINING:
-            # Lightning's averaging of weights passes over the data once more, for the statistics of batch norm alone.
-            return trainer is None or not skips_backward(trainer)
-        return stage is None and self.training and not any(v.is_shared for v in self._variables())
-
-    def _variables(self) -> list[DualVariable]:
-        return [cast(DualVariable, variable) for variable in self.duals.values()]
 
     def dual_progress(self) -> float:
         """Fraction of the run that is done, in [0, 1], for step sizes that depend on it.
@@ -272,7 +268,7 @@ class DualVariableMixin(L.LightningModule):
             check_training(self.trainer)
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        """Shape the gradients; the Trainer clips them afterwards."""
+        """Keep the weights if an update needs them, and shape the gradients; the Trainer clips them afterwards."""
         super().on_before_optimizer_step(optimizer)
         if self.weight_step != "gradient":
             self.shape_gradients(optimizer)

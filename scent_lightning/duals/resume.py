@@ -1,7 +1,7 @@
 """What a checkpoint holds of a run beside Lightning's own, and how a run is resumed with it.
 
-Random states of all processes, the place in the run, the gradient that gathers between two optimiser steps, and
-hyperparameters as plain data.
+Random states of all processes, the place in the run, the gradient that gathers between two optimiser steps, the weights
+before the last one where an update needs them, and hyperparameters as plain data.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from scent_lightning import distributed
 from scent_lightning.changed_data import check_change
 from scent_lightning.duals.gradients import gathered_gradients, restore_gradients
+from scent_lightning.duals.previous import PreviousWeights
 from scent_lightning.duals.table import IfChanged
 from scent_lightning.duals.variable import DualVariable
 from scent_lightning.duals.weight_step import ExponentialPart
@@ -38,8 +39,9 @@ _KEY = "scent_lightning"
 class Resumption:
     """Writes the state of a module's run into checkpoints, and takes it from the one that the run is resumed from."""
 
-    def __init__(self, exponential_part: ExponentialPart) -> None:
+    def __init__(self, exponential_part: ExponentialPart, previous_weights: PreviousWeights) -> None:
         self._exponential_part = exponential_part
+        self._previous_weights = previous_weights
         # What the checkpoint has added, from when it was loaded until training starts.
         self._loaded: dict[str, Any] | None = None
 
@@ -59,6 +61,8 @@ class Resumption:
         checkpoint[_KEY] = {"format": FORMAT, "random_states": states}
         if trainer is not None and (progress := run_progress(trainer)) is not None:
             checkpoint[_KEY]["progress"] = progress
+        if (previous := self._previous_weights.state(module)) is not None:
+            checkpoint[_KEY]["previous_weights"] = previous
         if "optimizer_states" in checkpoint and loop is not None and _between_steps(loop):
             accumulated = {"batches": loop.trainer.accumulate_grad_batches, "gradients": gathered_gradients(module)}
             if (exponential := self._exponential_part.state()) is not None:
@@ -115,6 +119,8 @@ class Resumption:
             restore_gradients(module, accumulated["gradients"], *place)
             if (exponential := accumulated.get("exponential")) is not None:
                 self._exponential_part.restore(exponential, *place)
+        if (previous := added.get("previous_weights")) is not None:
+            self._previous_weights.restore(previous, module, duals)
         states = added.get("random_states")
         if states is not None and module.global_rank < len(states["torch"]):
             restore_random_state({name: values[module.global_rank] for name, values in states.items()})

@@ -30,10 +30,15 @@ class Side(NamedTuple):
         log_mean: log-mean-exp ℓ of each anchor, shape ``(B,)``, float64 (float32 on devices without it), −inf where
             there is no sample.
         counts: number of samples of each anchor, shape ``(B,)``, or one number for all.
+        previous: log-mean-exp of the same samples at the weights before the last optimiser step, shape ``(B,)``, for an
+            update that needs it; None where nobody gave it.
+        in_loss: ℓ and numbers of the loss's samples, where ν is moved by others than those; None: by the same.
     """
 
     log_mean: Tensor
     counts: Tensor | int
+    previous: Tensor | None = None
+    in_loss: Side | None = None
 
 
 class Moments(NamedTuple):
@@ -204,11 +209,13 @@ class DenseScores(Samples):
         scores: shape ``(B, m)``, any floating dtype; carries the gradient. A score of −∞ is a sample of weight 0; a row
             of nothing else has no sample.
         mask: bool, shape ``(B, m)``, True where a sample counts; None means all do.
+        called: how errors call the scores.
     """
 
-    def __init__(self, scores: Tensor, mask: Tensor | None = None) -> None:
+    def __init__(self, scores: Tensor, mask: Tensor | None = None, called: str = "scores") -> None:
         self.values = scores
         self.mask = mask
+        self.called = called
 
     def __len__(self) -> int:
         return self.values.shape[0]
@@ -218,14 +225,14 @@ class DenseScores(Samples):
         scores, mask = self.values, self.mask
         if not isinstance(scores, Tensor) or scores.ndim != 2 or not scores.is_floating_point():
             got = f"{scores.dtype} of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else repr(scores)
-            raise ValueError(f"scores of dual variable {name!r} must be floating with shape (B, m), got {got}")
+            raise ValueError(f"{self.called} of dual variable {name!r} must be floating with shape (B, m), got {got}")
         if mask is not None and not (
             isinstance(mask, Tensor) and mask.shape == scores.shape and mask.dtype == torch.bool
         ):
             got = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
             raise ValueError(
-                f"mask of dual variable {name!r} must be bool with the shape of the scores {tuple(scores.shape)}, "
-                f"got {got}"
+                f"mask of dual variable {name!r} must be bool with the shape of the {self.called} "
+                f"{tuple(scores.shape)}, got {got}"
             )
 
     def sides(self) -> tuple[Side]:

@@ -17,8 +17,9 @@ from scent_lightning.duals import one_anchor
 from scent_lightning.duals.kappa import Kappa
 from scent_lightning.duals.one_anchor import StepOfOne
 from scent_lightning.duals.samples import Place, Samples, Side
+from scent_lightning.duals.separate import SeparateSamples
 from scent_lightning.duals.table import DualTable
-from scent_lightning.errors import DualDivergenceError
+from scent_lightning.errors import DualDivergenceError, InputError
 from scent_lightning.functional import repeats, wide
 from scent_lightning.updates.step_size import Observed
 
@@ -34,7 +35,8 @@ class DualStep(NamedTuple):
     (``log_mean`` where the anchor was never seen), ``unguarded`` the new ν before the guard. ``all_visited`` are the
     flags before the step, ``all_seen`` those after it, or None where every row had a valid sample. ``row_weight`` says
     what each row of this process counts in the loss, so that the mean over processes is the mean over the anchors of
-    the step; None where each counts alike. ``kappa`` is there where the table measures it.
+    the step; None where each counts alike. ``kappa`` is there where the table measures it. Where other samples move ν
+    than those of the loss, ``log_mean`` is that of each row's samples in the loss, all else is of those that move ν.
     """
 
     rows: Tensor
@@ -80,10 +82,13 @@ def entropic_risk(tables: Sequence[DualTable], samples: Samples, index: Tensor, 
     Raises:
         TypeError, ValueError, IndexError: an index or samples that do not fit; nothing is written.
         DualDivergenceError: a score that is NaN or +∞, or a ν or objective that is not finite; nothing is written.
-        InputError: a table was loaded from a checkpoint of another size, or an update needs scores that there are not.
+        InputError: a table was loaded from a checkpoint of another size, an update needs scores that there are not, or
+            samples that move ν are of another number of rows.
     """
     for table in tables:
         table.check_trainable()
+        if table.needs_previous:
+            _check_previous(table, samples)
     rows = _checked(tables, samples, index)
     if len(rows) == 1 and one_anchor.applies(tables, samples):
         loss = one_anchor.step(tables[0], samples, rows, progress)
@@ -112,7 +117,7 @@ def evaluate(tables: Sequence[DualTable], samples: Samples, index: Tensor) -> Te
     samples = _as_needed(tables, samples)
     with torch.no_grad():
         places = [
-            Place(table.read(rows, side.log_mean), None, table.update)
+            Place(table.read(rows, (side.in_loss or side).log_mean), None, table.update)
             for table, side in zip(tables, samples.sides(), strict=True)
         ]
     return samples.loss(places)[0]
@@ -131,6 +136,14 @@ def _check(tables: Sequence[DualTable], samples: Samples, index: Tensor) -> Tens
         if table.num_anchors != tables[0].num_anchors:
             table.check_index(index, len(samples))
     return rows
+
+
+def _check_previous(table: DualTable, samples: Samples) -> None:
+    if not (isinstance(samples, SeparateSamples) and samples.has_previous):
+        raise InputError(
+            f"dual variable {table.name!r} with {table.update!r} needs previous_scores, the scores of the same samples "
+            "at the weights before the last optimiser step: at_previous_weights works them out"
+        )
 
 
 def _as_needed(tables: Sequence[DualTable], samples: Samples) -> Samples:
@@ -161,18 +174,10 @@ def propose(
     Returns:
         The step, to be handed to :func:`write`; ``step.nu`` is float32 on the device of ℓ.
     """
-    log_mean, counts = side
-    device, home = log_mean.device, table.nu.device
-    all_rows, all_log_mean, mine = index, wide(log_mean), None
-    if distributed.is_distributed():
-        if isinstance(counts, int):
-            counts = torch.full_like(all_log_mean, counts)
-        (all_rows, all_log_mean, counts), mine = distributed.gather(all_rows, all_log_mean, counts)
-    if all_rows.device != home:
-        all_rows = all_rows.to(home)
-    if device != home:
-        all_log_mean = all_log_mean.to(home)
-        counts = counts if isinstance(counts, int) else counts.to(home)
+    device, home = side.log_mean.device, table.nu.device
+    all_rows, all_log_mean, counts, previous, loss_counts, mine = _of_all_processes(index, side, home)
+    if previous is not None:
+        previous = repeats.merge(all_rows, previous, counts)[0]
     all_log_mean, groups = repeats.merge(all_rows, all_log_mean, counts)
     stored, visited = table.look_up(all_rows, home)
     before = torch.where(visited, stored, all_log_mean)
@@ -184,6 +189,9 @@ def propose(
         if mine is not None:
             (proposed,), _ = distributed.gather(proposed)
         unguarded = repeats.merge_mean(proposed.to(home), counts, groups)
+    elif previous is not None:
+        previous = torch.where(visited & ~_were_moved(table, all_rows), previous, all_log_mean)
+        unguarded = update.step_with_previous(before, all_log_mean, previous, progress)
     else:
         unguarded = update.step_from_log_mean(before, all_log_mean, progress)
     all_nu = update.guard(unguarded, all_log_mean).float()
@@ -193,17 +201,68 @@ def propose(
         all_nu = torch.where(seen, all_nu, stored)
         all_seen = visited | seen
     here = [all_nu, before, all_log_mean, unguarded]
-    if mine is not None or groups is not None:
-        here.append(distributed.processes() * repeats.row_weights(counts, groups, len(all_rows)))
+    if mine is not None or groups is not None or (side.in_loss is not None and not isinstance(loss_counts, int)):
+        here.append(distributed.processes() * repeats.row_weights(loss_counts, groups, len(all_rows)))
     if mine is not None or device != home:
         here = [(values if mine is None else values[mine]).to(device) for values in here]
     nu, nu_before, own_log_mean, own_unguarded, *weight = here
+    if side.in_loss is not None:
+        own_log_mean = wide(side.in_loss.log_mean)
+        if all_seen is not None:
+            # A row may have samples in the loss and none that move ν: without a ν it takes ℓ, as in evaluation.
+            without = ~(all_seen if mine is None else all_seen[mine]).to(device) & (own_log_mean != -math.inf)
+            nu = torch.where(without, own_log_mean.float(), nu)
     everyone = (all_rows, all_nu, all_log_mean, before, visited, all_seen)
     row_weight = weight[0] if weight else None
     kappa = None
     if table.measures_kappa and samples is not None:
         kappa = Kappa.of(samples.moments(which), all_rows, counts)
     return DualStep(index, nu, nu_before, own_log_mean, own_unguarded, *everyone, progress, row_weight, kappa)
+
+
+class _Everyone(NamedTuple):
+    """What the rows of all processes have, in rank order and on the table's device; and which are this process's."""
+
+    rows: Tensor
+    log_mean: Tensor
+    counts: Tensor | int
+    previous: Tensor | None
+    loss_counts: Tensor | int
+    mine: slice | None  # None: all
+
+
+def _of_all_processes(index: Tensor, side: Side, home: torch.device) -> _Everyone:
+    log_mean, counts, previous, in_loss = side
+    log_mean, mine = wide(log_mean), None
+    loss_counts = counts if in_loss is None else in_loss.counts
+    if distributed.is_distributed():
+        counts = _for_each(log_mean, counts)
+        others = [values for values in (previous, None if in_loss is None else loss_counts) if values is not None]
+        columns = (index, log_mean, counts, *(_for_each(log_mean, values) for values in others))
+        (index, log_mean, counts, *gathered), mine = distributed.gather(*columns)
+        loss_counts = counts if in_loss is None else gathered[-1]
+        previous = None if previous is None else gathered[0]
+    if index.device != home:
+        index = index.to(home)
+    if log_mean.device != home:
+        log_mean, counts, loss_counts = log_mean.to(home), _to(counts, home), _to(loss_counts, home)
+        previous = None if previous is None else previous.to(home)
+    return _Everyone(index, log_mean, counts, previous, loss_counts, mine)
+
+
+def _for_each(rows: Tensor, values: Tensor | int) -> Tensor:
+    return torch.full_like(rows, values) if isinstance(values, int) else values
+
+
+def _to(counts: Tensor | int, device: torch.device) -> Tensor | int:
+    return counts if isinstance(counts, int) else counts.to(device)
+
+
+def _were_moved(table: DualTable, rows: Tensor) -> Tensor:
+    """Which anchors have had the change of the last optimiser step already, in an earlier batch of the next one."""
+    if not table.moved:
+        return torch.zeros_like(rows, dtype=torch.bool)
+    return torch.isin(rows, torch.cat(table.moved).to(rows.device))
 
 
 def verify(
@@ -246,6 +305,8 @@ def write(table: DualTable, step: DualStep) -> None:
         table.auto.observe(
             Observed(step.all_rows, step.all_log_mean, step.all_nu, step.all_nu_before, step.all_visited, has_samples)
         )
+    if table.moved is not None:
+        table.moved.append(step.all_rows if step.all_seen is None else step.all_rows[step.all_log_mean > -math.inf])
     table.nu.index_copy_(0, step.all_rows, step.all_nu)
     if step.all_seen is None:
         table.visited.index_fill_(0, step.all_rows, True)

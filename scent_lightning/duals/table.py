@@ -47,6 +47,8 @@ class DualTable(nn.Module):
         self._shared = False
         self.last: Any = None  # the latest step, as whatever made it describes it
         self.measures_kappa = False  # whether steps work out κ of their samples, which a monitor switches on
+        # Anchors that were moved since the last optimiser step; None where nobody says when that was.
+        self.moved: list[Tensor] | None = None
         self.if_changed: IfChanged = "error"
         # Set when a state of another size was loaded: reading still works, training does not.
         self.loaded_anchors: int | None = None
@@ -111,6 +113,7 @@ class DualTable(nn.Module):
         # The same class, which may say more than its parent does, with what the rule says in place of its arguments.
         self._found = None if self.auto is None else copy.copy(update)
         self.has_step_of_one = update.has_step_of_one
+        self.needs_previous = update.needs_previous_scores
         # Whether ν and the objective follow from the log-mean-exp of the scores: all updates but softplus ASGD.
         self.takes_exponentials = update.has_exponential_objective and not update.needs_scores
 

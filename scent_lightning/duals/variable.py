@@ -8,6 +8,7 @@ from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import step
 from scent_lightning.duals.one_anchor import StepOfOne
 from scent_lightning.duals.samples import Samples, as_samples
+from scent_lightning.duals.separate import samples_of_step
 from scent_lightning.duals.table import DualTable
 
 __all__ = ["DualVariable"]
@@ -53,7 +54,14 @@ class DualVariable(DualTable):
 
     @outside_graphs
     def entropic_risk(
-        self, scores: Tensor | Samples, index: Tensor, mask: Tensor | None = None, progress: float | None = None
+        self,
+        scores: Tensor | Samples,
+        index: Tensor,
+        mask: Tensor | None = None,
+        progress: float | None = None,
+        *,
+        dual_scores: Tensor | Samples | None = None,
+        previous_scores: Tensor | Samples | None = None,
     ) -> Tensor:
         """Update ν at ``index`` and return the mean dual objective over the anchors that have a valid sample.
 
@@ -66,6 +74,9 @@ class DualVariable(DualTable):
             mask: bool, shape ``(B, m)``, True where a sample counts; None means all do.
             progress: fraction of the run that is done, in [0, 1], for the schedule; None is 0, with one warning if
                 the step size depends on it.
+            dual_scores: other samples that move ν in place of ``scores``; see
+                :meth:`DualVariableMixin.entropic_risk`.
+            previous_scores: the scores of what moves ν at the weights before the last optimiser step; likewise.
 
         Returns:
             A scalar in float32 (float64 for float64 scores); 0, with a zero gradient, if no row has a valid sample. In
@@ -75,11 +86,12 @@ class DualVariable(DualTable):
             TypeError, ValueError, IndexError: an index, scores or mask that does not fit; nothing is written.
             DualDivergenceError: a score that is NaN or +∞, or a ν or objective that is not finite; nothing is written.
             InputError: the table was loaded from a checkpoint of another size, or the update needs scores that the
-                samples do not have.
+                samples do not have; ``dual_scores`` or ``previous_scores`` do not fit the scores, or are missing.
         """
         if progress is None:
             progress = self.unknown_progress()
-        return step.entropic_risk([self], as_samples(scores, mask), index, progress)
+        samples = samples_of_step([self], scores, mask, dual_scores, previous_scores)
+        return step.entropic_risk([self], samples, index, progress)
 
     @outside_graphs
     def evaluate(self, scores: Tensor | Samples, index: Tensor, mask: Tensor | None = None) -> Tensor:

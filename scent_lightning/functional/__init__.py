@@ -35,6 +35,7 @@ from scent_lightning.functional.objectives import (
 from scent_lightning.functional.steps import (
     asgd_step,
     guard,
+    msvr_step,
     proximal_mirror_descent_step,
     proximal_point_step,
     softplus_asgd_step,
@@ -69,6 +70,7 @@ __all__ = [
     "log_mean_exp_from",
     "may_be_infinite",
     "mean_over",
+    "msvr_step",
     "pairwise_scores",
     "pairwise_surrogate",
     "proximal_mirror_descent_step",

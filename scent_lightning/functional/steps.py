@@ -18,6 +18,7 @@ from scent_lightning.functional.log_mean_exp import at_least_float32, wide
 __all__ = [
     "asgd_step",
     "guard",
+    "msvr_step",
     "proximal_mirror_descent_step",
     "proximal_point_step",
     "softplus_asgd_step",
@@ -107,6 +108,36 @@ def sox_step(nu: Tensor, log_mean: Tensor, gamma: float) -> Tensor:
     log_keep = math.log1p(-gamma) if gamma < 1 else -math.inf
     log_new = math.log(gamma) if gamma > 0 else -math.inf
     return torch.logaddexp(nu + log_keep, log_mean + log_new)
+
+
+def msvr_step(nu: Tensor, log_mean: Tensor, previous: Tensor, gamma: float, beta: float, floor: float) -> Tensor:
+    r"""Moving average with the correction of MSVR (Jiang et al. 2022), in the log domain.
+
+    .. math:: \log \max\bigl(u + \beta (e^{\ell} - e^{\ell'}),\; f u\bigr), \qquad
+              u = (1 - \gamma) e^{\nu} + \gamma e^{\ell}
+
+    Args:
+        nu: dual variables, shape ``(B,)``.
+        log_mean: log-mean-exp :math:`\ell` of the batch's scores, shape ``(B,)``.
+        previous: log-mean-exp :math:`\ell'` of the scores of the same samples at the previous weights, shape ``(B,)``;
+            −inf where all of them were −inf.
+        gamma: weight of the new estimate, in [0, 1].
+        beta: weight of the correction, at least 0.
+        floor: f, the least share of the moving average that a correction leaves, in (0, 1].
+
+    Returns:
+        The new dual variables, shape ``(B,)``, in the wide dtype.
+    """
+    average = sox_step(nu, log_mean, gamma)
+    if beta == 0:
+        return average
+    log_mean = wide(log_mean)
+    fall = wide(previous) - log_mean
+    # log of β|e^ℓ − e^ℓ'| / u, from the difference of ℓ and ℓ': those of a small step share most of their digits.
+    log_size = fall.clamp(min=0) + torch.log(-torch.expm1(-fall.abs()))
+    log_share = math.log(beta) + (log_mean - average) + log_size
+    kept = (1 - log_share.exp()).clamp(min=floor).log()
+    return average + torch.where(fall > 0, kept, softplus(log_share, threshold=40))
 
 
 def asgd_step(nu: Tensor, log_mean: Tensor, alpha: float) -> Tensor:

@@ -13,10 +13,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
 
+from scent_lightning import distributed
+from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import DualVariableMixin
 from scent_lightning.duals.weight_step import WeightStepRule, checked_weight_step
 from scent_lightning.optim import check_sgd
-from scent_lightning.tasks.batches import three_parts
+from scent_lightning.private_api import trainer_of
+from scent_lightning.random_state import seed_of
+from scent_lightning.tasks.batches import random_half, three_parts
 from scent_lightning.tasks.training import LearningRateSchedule, TrainLossMixin, check_trains, scheduled_optimizer
 from scent_lightning.validation import checked_choice
 
@@ -115,6 +119,39 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
         objects = [name for name, value in _arguments(frame).items() if isinstance(value, nn.Module) or callable(value)]
         ignored = [ignore] if isinstance(ignore, str) else list(ignore or ())
         super().save_hyperparameters(*args, ignore=[*ignored, *objects], frame=frame, logger=logger)
+
+    # ---------------------------------------------------------------- random draws
+
+    def draws_of_step(self) -> torch.Generator | None:
+        """Random numbers that depend on the seed and the step alone; None, torch's own, without a Trainer.
+
+        So they are the same in every process, whatever else each has drawn, and in a run that was interrupted.
+        """
+        if trainer_of(self) is None:
+            return None
+        step = self.trainer.fit_loop.epoch_loop.total_batch_idx
+        return torch.Generator().manual_seed(seed_of(torch.initial_seed(), step))
+
+    @outside_graphs
+    def halves(self, index: Tensor) -> tuple[Tensor, slice] | None:
+        """Split the rows of a batch at random in two: those that move ν, and those of the loss.
+
+        Args:
+            index: dataset indices of this process's rows, shape ``(N,)``. Which half a row is in does not depend on the
+                process that it is in.
+
+        Returns:
+            For the rows of all processes in rank order whether they move ν, bool, on the device of ``index``; and which
+            of them are this process's. None where there is but one, which has to do for both.
+        """
+        everyone, mine = index, slice(None)
+        if distributed.is_distributed():
+            (everyone,), mine = distributed.gather(index)
+        rows = len(everyone)
+        if rows < 2:
+            return None
+        chosen = random_half(rows, self.draws_of_step()).to(index.device)
+        return torch.zeros_like(chosen).scatter_(0, torch.argsort(everyone.to(index.device)), chosen), mine
 
     # ---------------------------------------------------------------- metrics
 

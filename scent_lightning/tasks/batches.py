@@ -9,7 +9,7 @@ from torch import Tensor
 
 from scent_lightning.errors import InputError
 
-__all__ = ["binary_labels", "check_range", "check_rows", "class_numbers", "three_parts"]
+__all__ = ["binary_labels", "check_range", "check_rows", "class_numbers", "random_half", "three_parts"]
 
 
 def three_parts(batch: Any, names: str) -> tuple[Any, Any, Any]:
@@ -30,6 +30,18 @@ def three_parts(batch: Any, names: str) -> tuple[Any, Any, Any]:
             f"a batch must be ({names}, index), where index is the position of each row in the data set, got {count}"
         ) from error
     return first, second, index
+
+
+def random_half(size: int, generator: torch.Generator | None) -> Tensor:
+    """A random half of ``size`` places, the smaller one where it is odd: bool, shape ``(size,)``, on the CPU.
+
+    Args:
+        size: number of places.
+        generator: on the CPU; None: torch's global one.
+    """
+    chosen = torch.zeros(size, dtype=torch.bool)
+    chosen[torch.randperm(size, generator=generator)[: size // 2]] = True
+    return chosen
 
 
 def check_rows(name: str, values: Tensor, rows: int) -> None:

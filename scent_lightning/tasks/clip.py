@@ -199,13 +199,16 @@ class CLIPTask(BaseTask):
     # ---------------------------------------------------------------- loss
 
     @outside_graphs
-    def contrastive_risk(self, image: Tensor, text: Tensor, index: Tensor) -> Tensor:
+    def contrastive_risk(
+        self, image: Tensor, text: Tensor, index: Tensor, previous: ContrastiveSamples | None = None
+    ) -> Tensor:
         """The loss of a batch of embeddings; in training ν at ``index`` is updated first.
 
         Args:
             image: normalised embeddings, shape ``(B, D)``.
             text: those of their texts, shape ``(B, D)``.
             index: dataset indices of the pairs, shape ``(B,)``.
+            previous: the pairs at the weights before the last optimiser step, for a dual update that needs them.
 
         Returns:
             A scalar; in a distributed run this process's share, of which the mean over processes is the whole.
@@ -216,8 +219,11 @@ class CLIPTask(BaseTask):
             InputError: there is but one pair, or there are not as many images as texts; or the table was loaded from a
                 checkpoint of another size.
         """
-        samples = ContrastiveSamples(image, text, self.tau, self.rho, self.epsilon, self.chunk)
-        return self.entropic_risk((_IMAGE, _TEXT), samples, index)
+        samples = self._samples(image, text, self.tau)
+        return self.entropic_risk((_IMAGE, _TEXT), samples, index, previous_scores=previous)
+
+    def _samples(self, image: Tensor, text: Tensor, tau: Tensor) -> ContrastiveSamples:
+        return ContrastiveSamples(image, text, tau, self.rho, self.epsilon, self.chunk)
 
     # ---------------------------------------------------------------- steps
 
@@ -232,11 +238,17 @@ class CLIPTask(BaseTask):
                     "skipped_batches"
                 )
             return None
+        previous = self.at_previous_weights(lambda: self._detached_samples(images, texts))
         image, text = self(images, texts)
-        loss = self.contrastive_risk(image, text, index)
+        loss = self.contrastive_risk(image, text, index, previous)
         if self.log_loss(loss):
             self.log("train/tau", self.tau.detach())
         return loss
+
+    def _detached_samples(self, images: Tensor, texts: Tensor) -> ContrastiveSamples:
+        """The samples of a batch, with a temperature that stays when τ moves."""
+        image, text = self(images, texts)
+        return self._samples(image, text, self.tau.clone())
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Keep τ in its range; the model's own temperature follows it."""

@@ -61,6 +61,8 @@ class DRORegressionTask(BaseTask):
         lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
         weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows, in place of
             clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
+        independent_sample: move ν by a random half of each batch and take the gradient of the other, as the analysis
+            has it (Wei et al. 2026, algorithm 1); False uses the whole batch for both. One row alone is not split.
 
     Raises:
         InputError: an argument out of its range; in a step a batch that is not (features, target, index), a target that
@@ -94,6 +96,7 @@ class DRORegressionTask(BaseTask):
         optimizer: OptimizerCallable | None = None,
         lr_schedule: LearningRateSchedule = "cosine",
         weight_step: WeightStepRule = "gradient",
+        independent_sample: bool = False,
     ) -> None:
         super().__init__(lr, momentum, weight_decay, nesterov, optimizer, lr_schedule, weight_step)
         checked_integer("num_features", num_features)
@@ -101,6 +104,7 @@ class DRORegressionTask(BaseTask):
         self.initial = checked_choice("initial", initial, get_args(Initial))
         self.huber_delta = checked_number("huber_delta", huber_delta, above=0)
         self.tau = checked_number("tau", tau, above=0)
+        self.independent_sample = independent_sample
         self.save_hyperparameters()
         self.is_linear = network is None
         self.network = network if network is not None else nn.Linear(num_features, 1)
@@ -195,11 +199,23 @@ class DRORegressionTask(BaseTask):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν and return τ times the dual objective of the batch."""
-        features, target, _ = three_parts(batch, "features, target")
-        scores = (self.losses(self(features), target) / self.tau).unsqueeze(0)
-        loss = self.tau * self.entropic_risk(_ANCHOR, scores, self.anchor)
+        features, target, index = three_parts(batch, "features, target")
+        previous = self.at_previous_weights(lambda: self._scores(features, target))
+        scores = moving = self._scores(features, target)
+        if self.independent_sample and (halves := self.halves(index)) is not None:
+            chosen, mine = halves
+            chosen = chosen[mine].to(scores.device)
+            scores, moving = scores[:, ~chosen], scores[:, chosen]
+            previous = None if previous is None else previous[:, chosen]
+        dual_scores = None if moving is scores else moving
+        risk = self.entropic_risk(_ANCHOR, scores, self.anchor, dual_scores=dual_scores, previous_scores=previous)
+        loss = self.tau * risk
         self.log_loss(loss)
         return loss
+
+    def _scores(self, features: Tensor, target: Tensor) -> Tensor:
+        """The losses over τ, shape ``(1, B)``: the samples of the one anchor."""
+        return (self.losses(self(features), target) / self.tau).unsqueeze(0)
 
     def evaluation_step(self, stage: str, batch: Batch) -> None:
         """Objective, RMSE and worst loss over the rows of validation or test."""

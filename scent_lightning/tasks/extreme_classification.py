@@ -23,10 +23,9 @@ from scent_lightning.functional import at_least_float32
 from scent_lightning.metrics import TopKAccuracy
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Negatives
 from scent_lightning.optim import RowSparseSGD, average_sparse_gradient, clip_gradients
-from scent_lightning.private_api import keep_from_ddp, trainer_of
-from scent_lightning.random_state import seed_of
+from scent_lightning.private_api import keep_from_ddp
 from scent_lightning.tasks.base import BaseTask
-from scent_lightning.tasks.batches import check_range, class_numbers, three_parts
+from scent_lightning.tasks.batches import check_range, class_numbers, random_half, three_parts
 from scent_lightning.tasks.training import LearningRateSchedule
 from scent_lightning.validation import checked_integer
 
@@ -81,6 +80,8 @@ class ExtremeClassificationTask(BaseTask):
         dual_placement: "module" keeps the table of ν on the module's device, "cpu" in main memory.
         weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows, in place of
             clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
+        independent_sample: move ν by other negatives than those of the gradient, as the analysis has it (Wei et al.
+            2026, algorithm 1): "uniform" draws twice, "in_batch" splits the batch's classes at random in two halves.
 
     Raises:
         InputError: an argument out of its range; in a step a batch that is not (inputs, labels, index), or labels that
@@ -115,12 +116,16 @@ class ExtremeClassificationTask(BaseTask):
         class_chunk: int = 16384,
         dual_placement: Placement = "module",
         weight_step: WeightStepRule = "gradient",
+        independent_sample: bool = False,
     ) -> None:
         super().__init__(
             lr, momentum, weight_decay, optimizer=optimizer, lr_schedule=lr_schedule, weight_step=weight_step
         )
         checked_integer("top_k", top_k)
         self.class_chunk: int = checked_integer("class_chunk", class_chunk)
+        if independent_sample and negatives == "all":
+            raise InputError("independent_sample needs negatives that are sampled, got True with negatives='all'")
+        self.independent_sample = independent_sample
         self.save_hyperparameters()
         self.backbone = backbone
         self.head = ClassSampledLinear(num_features, num_classes, negatives, num_negatives, normalize, scale)
@@ -189,15 +194,11 @@ class ExtremeClassificationTask(BaseTask):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν at the batch's rows and return the dual objective."""
         inputs, labels, index = three_parts(batch, "inputs, labels")
-        features = self(inputs)
-        labels = class_numbers(labels, len(features))
-        shares = self.head.negatives == "in_batch" and distributed.is_distributed()
-        all_labels = distributed.of_all_processes(labels) if shares else None
-        try:
-            loss = self._risk(features, labels, all_labels, index)
-        except (IndexError, RuntimeError):
-            self._check_classes(labels if all_labels is None else all_labels)  # only now: it costs nothing otherwise
-            raise
+        previous = self.at_previous_weights(lambda: self._samples(inputs, labels)[-1])
+        samples, moving = self._samples(inputs, labels)
+        if isinstance(samples, DenseScores) and self.head.negatives == "in_batch" and samples.values.shape[1] < 2:
+            self._count_skipped(labels)
+        loss = self._risk(samples, moving, previous, index)
         for placeholder in self.ddp_placeholder:
             loss = loss + 0 * placeholder
         if self.log_loss(loss) and self.head.negatives == "all":
@@ -207,18 +208,46 @@ class ExtremeClassificationTask(BaseTask):
                 self.log("train/cross_entropy", softplus(step.log_mean + math.log(self.head.num_classes - 1)).mean())
         return loss
 
-    def _risk(self, features: Tensor, labels: Tensor, all_labels: Tensor | None, index: Tensor) -> Tensor:
+    def _samples(self, inputs: Tensor, labels: Tensor) -> tuple[Samples, Samples]:
+        """The loss's, and those that move ν."""
+        features = self(inputs)
+        labels = class_numbers(labels, len(features))
+        shares = self.head.negatives == "in_batch" and distributed.is_distributed()
+        all_labels = distributed.of_all_processes(labels) if shares else None
+        draws = self.draws_of_step() if self.head.negatives == "uniform" else None
+        try:
+            samples = self._scored(features, labels, all_labels, draws)
+            if not self.independent_sample:
+                return samples, samples
+            if isinstance(samples, DenseScores) and self.head.negatives == "in_batch":
+                return self._halves_of_classes(samples)
+            with torch.no_grad():
+                return samples, self._scored(features, labels, all_labels, draws)
+        except (IndexError, RuntimeError):
+            self._check_classes(labels if all_labels is None else all_labels)  # only now: it costs nothing otherwise
+            raise
+
+    def _scored(
+        self, features: Tensor, labels: Tensor, all_labels: Tensor | None, draws: torch.Generator | None
+    ) -> Samples:
+        # A subclass that overrides entropic_risk looks at the scores; the classes can be split in them alone.
+        splits = self.independent_sample and self.head.negatives == "in_batch"
+        if type(self).entropic_risk is not DualVariableMixin.entropic_risk or splits:
+            return DenseScores(*self.head(features, labels, all_labels, draws))
+        return self.head.samples(features, labels, all_labels, draws)
+
+    def _halves_of_classes(self, samples: DenseScores) -> tuple[DenseScores, DenseScores]:
+        scores, mask = samples.values, cast(Tensor, samples.mask)
+        chosen = random_half(scores.shape[1], self.draws_of_step()).to(scores.device)
+        return DenseScores(scores, mask & ~chosen), DenseScores(scores.detach(), mask & chosen)
+
+    def _risk(self, samples: Samples, moving: Samples, previous: Samples | None, index: Tensor) -> Tensor:
         """The dual objective, after ν was updated."""
-        samples: Samples
-        if type(self).entropic_risk is DualVariableMixin.entropic_risk:
-            samples = self.head.samples(features, labels, all_labels, self._draws())
-        else:  # a subclass looks at the scores
-            samples = DenseScores(*self.head(features, labels, all_labels, self._draws()))
+        given = {"dual_scores": None if moving is samples else moving, "previous_scores": previous}
+        more: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if isinstance(samples, DenseScores):
-            if self.head.negatives == "in_batch" and samples.values.shape[1] < 2:
-                self._count_skipped(labels if all_labels is None else all_labels)
-            return self.entropic_risk(_ANCHOR, samples.values, index, samples.mask)
-        return self.entropic_risk(_ANCHOR, samples, index)
+            return self.entropic_risk(_ANCHOR, samples.values, index, samples.mask, **more)
+        return self.entropic_risk(_ANCHOR, samples, index, **more)
 
     def _check_classes(self, labels: Tensor) -> None:
         """Raise InputError for a label that is no class, where looking does not wait for a device."""
@@ -232,19 +261,11 @@ class ExtremeClassificationTask(BaseTask):
             self._check_classes(batch[1])
         return batch
 
-    def _draws(self) -> torch.Generator | None:
-        """Random numbers for "uniform" that depend on the seed and the step alone.
-
-        So they are the same in every process, whatever else each has drawn, and in a run that was interrupted.
-        """
-        if self.head.negatives != "uniform" or trainer_of(self) is None:
-            return None
-        step = self.trainer.fit_loop.epoch_loop.total_batch_idx
-        return torch.Generator().manual_seed(seed_of(torch.initial_seed(), step))
-
     def _count_skipped(self, labels: Tensor) -> None:
         self.skipped_batches += 1
         if self.skipped_batches == 1:
+            if distributed.is_distributed():
+                labels = distributed.of_all_processes(labels)
             rank_zero_warn(
                 f"a batch holds one class only (class {int(labels[0])}), so it has no in-batch negatives and is "
                 "skipped; further ones are counted in skipped_batches (larger batches, a shuffled data set or "

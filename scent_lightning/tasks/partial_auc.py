@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -85,6 +85,8 @@ class PartialAUCTask(BaseTask):
         lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
         weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows, in place of
             clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
+        independent_sample: move ν by a random half of each batch's negatives and take the gradient of the others, as
+            the analysis has it (Wei et al. 2026, algorithm 1); False uses all for both. A single one is not split.
 
     Raises:
         InputError: an argument out of its range; before training a backbone checkpoint that does not match (which
@@ -127,6 +129,7 @@ class PartialAUCTask(BaseTask):
         optimizer: OptimizerCallable | None = None,
         lr_schedule: LearningRateSchedule = "cosine",
         weight_step: WeightStepRule = "gradient",
+        independent_sample: bool = False,
     ) -> None:
         super().__init__(
             lr, momentum, weight_decay, optimizer=optimizer, lr_schedule=lr_schedule, weight_step=weight_step
@@ -134,6 +137,7 @@ class PartialAUCTask(BaseTask):
         self.loss = checked_choice("loss", loss, get_args(Loss))
         self.score = checked_choice("score", score, get_args(Score))
         self.tau = checked_number("tau", tau, above=0)
+        self.independent_sample = independent_sample
         check_surrogate(surrogate, margin)
         if network is not None and torchvision_model is not None:
             raise InputError("network and torchvision_model exclude each other, got both")
@@ -245,27 +249,44 @@ class PartialAUCTask(BaseTask):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν at the batch's positives and return τ times the dual objective; or return the cross-entropy."""
         inputs, labels, index = three_parts(batch, "inputs, labels")
-        output = self(inputs)
-        check_rows("labels", labels, len(output))
         if self.loss == "cross_entropy":
+            output = self(inputs)
+            check_rows("labels", labels, len(output))
             if labels.device.type == "cpu":
                 check_range(labels, 1, _BINARY)
             loss = binary_cross_entropy_with_logits(output, labels.to(output.dtype))
         else:
-            scores = self.scores(output)
-            if distributed.is_distributed():
-                positives, negatives = distributed.checked(_classes, labels)
-            else:
-                positives, negatives = _classes(labels)
-            negative_scores = scores.index_select(0, negatives)
-            if distributed.is_distributed():
-                negative_scores, _ = distributed.gather_with_gradient(negative_scores)
-            losses = pairwise_scores(
-                scores.index_select(0, positives), negative_scores, self.surrogate, self.margin, self.tau
+            previous = self.at_previous_weights(lambda: self._pairs(inputs, labels, index))
+            pairs = self._pairs(inputs, labels, index)
+            previous_scores = None if previous is None else previous.moving
+            dual_scores = None if pairs.moving is pairs.losses else pairs.moving
+            risk = self.entropic_risk(
+                _ANCHOR, pairs.losses, pairs.anchors, dual_scores=dual_scores, previous_scores=previous_scores
             )
-            loss = self.tau * self.entropic_risk(_ANCHOR, losses, index[positives.to(index.device)])
+            loss = self.tau * risk
         self.log_loss(loss)
         return loss
+
+    def _pairs(self, inputs: Tensor, labels: Tensor, index: Tensor) -> _Pairs:
+        """The losses of a batch's positives with its negatives, over τ."""
+        output = self(inputs)
+        check_rows("labels", labels, len(output))
+        scores = self.scores(output)
+        if distributed.is_distributed():
+            positives, negatives = distributed.checked(_classes, labels)
+        else:
+            positives, negatives = _classes(labels)
+        negative_scores = scores.index_select(0, negatives)
+        if distributed.is_distributed():
+            negative_scores, _ = distributed.gather_with_gradient(negative_scores)
+        losses = pairwise_scores(
+            scores.index_select(0, positives), negative_scores, self.surrogate, self.margin, self.tau
+        )
+        anchors = index[positives.to(index.device)]
+        if self.independent_sample and (halves := self.halves(index[negatives.to(index.device)])) is not None:
+            chosen = halves[0].to(losses.device)
+            return _Pairs(losses[:, ~chosen], losses[:, chosen], anchors)
+        return _Pairs(losses, losses, anchors)
 
     def evaluation_step(self, stage: str, batch: Batch) -> dict[str, Tensor]:
         """Objective and areas under the ROC curve over the rows of validation or test.
@@ -288,6 +309,14 @@ class PartialAUCTask(BaseTask):
         inputs, labels, index = batch
         found = {"index": index, "score": self.scores(self(inputs))}
         return found if labels is None else {**found, "label": labels}
+
+
+class _Pairs(NamedTuple):
+    """Losses of the positives with the negatives in the loss and with those that move ν; the positives' indices."""
+
+    losses: Tensor
+    moving: Tensor
+    anchors: Tensor
 
 
 def _classes(labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import path.
 from scent_lightning.updates.asgd import ASGD
 from scent_lightning.updates.base import DualUpdate
 from scent_lightning.updates.bsgd import BSGD
+from scent_lightning.updates.msvr import MSVR
 from scent_lightning.updates.proximal_point import ProximalPoint
 from scent_lightning.updates.scent import SCENT
 from scent_lightning.updates.schedules import ScheduledUpdate
@@ -19,6 +20,7 @@ from scent_lightning.updates.umax import UMax
 __all__ = [
     "ASGD",
     "BSGD",
+    "MSVR",
     "SCENT",
     "SOX",
     "DualUpdate",

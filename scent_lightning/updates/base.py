@@ -39,8 +39,9 @@ def _shortest_path(kind: type) -> str:
 class DualUpdate:
     r"""Base class of the dual updates.
 
-    A subclass implements :meth:`step_from_log_mean` where the log-mean-exp of the batch is all it needs, or
-    :meth:`step_from_scores` where it needs the scores themselves; guard, precision and rows without a sample are taken
+    A subclass implements :meth:`step_from_log_mean` where the log-mean-exp of the batch is all it needs,
+    :meth:`step_from_scores` where it needs the scores themselves, or :meth:`step_with_previous` where it needs the
+    log-mean-exp at the weights before as well; guard, precision and rows without a sample are taken
     care of here. :class:`~scent_lightning.updates.schedules.ScheduledUpdate` has a step size that follows a schedule.
     Give every argument of ``__init__`` an attribute of the same name: that is how an update is printed and written into
     a checkpoint (as plain data, never pickled).
@@ -63,7 +64,8 @@ class DualUpdate:
     """
 
     def __init__(self, max_log_weight: float | None = None) -> None:
-        if not self.needs_scores and type(self).step_from_log_mean is DualUpdate.step_from_log_mean:
+        needs_more = self.needs_scores or self.needs_previous_scores
+        if not needs_more and type(self).step_from_log_mean is DualUpdate.step_from_log_mean:
             raise TypeError(f"{type(self).__name__} must implement step_from_log_mean or step_from_scores")
         self.max_log_weight = checked_number("max_log_weight", max_log_weight, least=0, infinite=True, or_none=True)
 
@@ -73,23 +75,47 @@ class DualUpdate:
         kind = type(self)
         return kind.step_from_scores is not DualUpdate.step_from_scores or kind.step is not DualUpdate.step
 
-    def step(self, nu: Tensor, scores: Tensor, mask: Tensor | None = None, progress: float = 0.0) -> Tensor:
+    @property
+    def needs_previous_scores(self) -> bool:
+        """Whether a step needs the scores of the same samples at the weights before the last optimiser step, too."""
+        return type(self).step_with_previous is not DualUpdate.step_with_previous
+
+    def step(
+        self,
+        nu: Tensor,
+        scores: Tensor,
+        mask: Tensor | None = None,
+        progress: float = 0.0,
+        previous_scores: Tensor | None = None,
+    ) -> Tensor:
         """New dual variables from a batch of scores.
 
-        Log-mean-exp, then :meth:`step_from_log_mean` or :meth:`step_from_scores`, then the guard.
+        Log-mean-exp, then :meth:`step_from_log_mean`, :meth:`step_from_scores` or :meth:`step_with_previous`, then the
+        guard.
 
         Args:
             nu: current dual variables, shape ``(B,)``.
             scores: shape ``(B, m)``, any floating dtype; raised to float32 before any exponential.
             mask: bool, shape ``(B, m)``, True where a sample counts; None means all do.
             progress: fraction of the run that is done, in [0, 1], for the schedule.
+            previous_scores: scores of the same samples at the previous weights, shape ``(B, m)``, for an update that
+                needs them (:attr:`needs_previous_scores`); ignored by the others.
 
         Returns:
             Shape ``(B,)``, float32, detached. A row without a valid sample keeps its ν. Not finite where the
             step overflows: the table raises :class:`~scent_lightning.errors.DualDivergenceError` on that.
+
+        Raises:
+            InputError: ``previous_scores`` are missing.
         """
         log_mean = functional.log_mean_exp(scores, mask)
-        if self.needs_scores:
+        if self.needs_previous_scores:
+            if previous_scores is None:
+                raise InputError(
+                    f"{self!r} needs previous_scores, the scores of the same samples at the weights before"
+                )
+            moved = self.step_with_previous(nu, log_mean, functional.log_mean_exp(previous_scores, mask), progress)
+        elif self.needs_scores:
             moved = self.step_from_scores(nu, functional.at_least_float32(scores.detach()), mask, progress)
         else:
             moved = self.step_from_log_mean(nu, log_mean, progress)
@@ -111,6 +137,23 @@ class DualUpdate:
             NotImplementedError: the update needs the scores themselves (see :attr:`needs_scores`).
         """
         raise NotImplementedError(f"{type(self).__name__} needs the scores, not only their log-mean-exp: call step")
+
+    def step_with_previous(self, nu: Tensor, log_mean: Tensor, previous: Tensor, progress: float = 0.0) -> Tensor:
+        """New dual variables from the log-mean-exp of the scores now and at the previous weights, without the guard.
+
+        For an update that implements this in place of :meth:`step_from_log_mean`.
+
+        Args:
+            nu: current dual variables, shape ``(B,)``.
+            log_mean: log-mean-exp of the batch's scores, shape ``(B,)``.
+            previous: that of the same samples at the weights before the last optimiser step, shape ``(B,)``;
+                ``log_mean`` for an anchor that was never seen, or that has had the step's change already.
+            progress: fraction of the run that is done, in [0, 1], for the schedule.
+
+        Returns:
+            Shape ``(B,)``, in float32 or better.
+        """
+        return self.step_from_log_mean(nu, log_mean, progress)
 
     def step_from_scores(self, nu: Tensor, scores: Tensor, mask: Tensor | None = None, progress: float = 0.0) -> Tensor:
         """New dual variables from the scores themselves, without the guard, for an update that ℓ is not enough for.
@@ -146,7 +189,7 @@ class DualUpdate:
         """Whether :meth:`step_of_one` stands for this very update, and not for one that it was derived from."""
         kind, own = type(self), vars(self)
         shortcut = _definer(kind, "step_of_one")
-        stands_for = ("step", "step_from_log_mean", "step_from_scores", "guard", "step_of_one")
+        stands_for = ("step", "step_from_log_mean", "step_from_scores", "step_with_previous", "guard", "step_of_one")
         return not any(name in own or not issubclass(shortcut, _definer(kind, name)) for name in stands_for)
 
     @property

@@ -6,7 +6,7 @@ import lightning as L
 import pytest
 import torch
 
-from scent_lightning.duals import ASGD, BSGD, SCENT, SOX, DualDivergenceError, DualVariable, SoftplusASGD
+from scent_lightning.duals import ASGD, BSGD, MSVR, SCENT, SOX, DualDivergenceError, DualVariable, SoftplusASGD
 from tests.helpers import SoftmaxData, SoftmaxTask, quiet_trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -20,17 +20,25 @@ def batches():
         yield scores, torch.randint(0, 20, (16,), generator=generator), mask
 
 
-@pytest.mark.parametrize("update", [SCENT(0.5), SOX(0.4), BSGD(), ASGD(0.1), SoftplusASGD(0.2, 1e-3)], ids=repr)
+@pytest.mark.parametrize(
+    "update", [SCENT(0.5), SOX(0.4), MSVR(0.4, 0.6), BSGD(), ASGD(0.1), SoftplusASGD(0.2, 1e-3)], ids=repr
+)
 @pytest.mark.parametrize("placement", ["module", "cpu"])
+@pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("index_device", ["cpu", "cuda"])
-def test_same_table_as_on_the_cpu(update, placement, index_device):
+def test_same_table_as_on_the_cpu(update, placement, separate, index_device):
     here, there = DualVariable(20, update), DualVariable(20, update, placement=placement).cuda()
     assert there.nu.device.type == ("cpu" if placement == "cpu" else "cuda")
     for scores, index, mask in batches():
         on_gpu = scores.cuda().requires_grad_()
-        loss = there.entropic_risk(on_gpu, index.to(index_device), mask.cuda())
+        given = {"previous_scores": scores - 0.2}
+        if separate:
+            given["dual_scores"] = scores[:, :5] + 0.1
+            given["previous_scores"] = scores[:, :5]
+        of_gpu = {name: values.cuda() for name, values in given.items()}
+        loss = there.entropic_risk(on_gpu, index.to(index_device), mask.cuda(), **of_gpu)
         loss.backward()
-        expected = here.entropic_risk(scores, index, mask)
+        expected = here.entropic_risk(scores, index, mask, **given)
         torch.testing.assert_close(loss.cpu(), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(there.nu.cpu(), here.nu, rtol=1e-5, atol=1e-6)
     assert torch.equal(there.visited.cpu(), here.visited)

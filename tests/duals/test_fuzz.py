@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import lightning as L
 import pytest
@@ -13,6 +14,7 @@ from scent_lightning import functional as F
 from scent_lightning.duals import (
     ASGD,
     BSGD,
+    MSVR,
     SCENT,
     SOX,
     DualDivergenceError,
@@ -45,6 +47,8 @@ UPDATES = [
     UMax(0.1, 1.0),
     UMax(1.0, 0.0, "cosine", max_log_weight=0.5),
     UMax(0.5, 2.0, compare="old"),
+    MSVR(0.3, 0.7),
+    MSVR(0.9, 30.0, "cosine", max_log_weight=1.0, floor=1.0),
 ]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
@@ -66,6 +70,8 @@ class Case:
         if special is not None and rows * samples:
             place = torch.randint(rows * samples, (1,), generator=generator)
             scores.view(-1)[place] = special
+        self.previous = scores + 0.3 * scale * torch.randn(rows, samples, generator=generator, dtype=torch.float64)
+        self.previous = self.previous.nan_to_num()
         self.scores = scores.to(dtype)
         self.index = torch.randint(size, (rows,), generator=generator).to(integer)
         self._spoil(size, rows, generator)
@@ -107,6 +113,10 @@ class Case:
             self.mask = torch.ones(self.scores.shape[0], self.scores.shape[1] + 1, dtype=torch.bool)
         elif self.bad == "list mask":
             self.mask = torch.ones(self.scores.shape, dtype=torch.bool).tolist()
+
+    def given(self, update):
+        """What an update needs beside the scores."""
+        return {"previous_scores": self.previous} if update.needs_previous_scores else {}
 
     def table(self, update):
         variable = DualVariable(len(self.nu), update)
@@ -188,7 +198,8 @@ def run(variable, case):
     """Loss and gradient of a step, or the exception."""
     scores = case.scores.clone().requires_grad_() if case.bad is None else case.scores
     try:
-        loss = variable.entropic_risk(scores, case.index, case.mask, progress=case.progress)
+        given = case.given(variable.update)
+        loss = variable.entropic_risk(scores, case.index, case.mask, progress=case.progress, **given)
     except Exception as error:
         return error, None
     loss.backward()
@@ -219,7 +230,7 @@ def test_any_batch(update, case):
         assert same(variable, before)
         assert found.num_anchors >= 1
         assert found.first_index in case.index.tolist()
-        bounded = isinstance(update, BSGD) or (isinstance(update, SCENT | SOX) and update.max_log_weight is not None)
+        bounded = type(update) is BSGD or (type(update) in (SCENT, SOX, MSVR) and update.max_log_weight is not None)
         assert not (moderate and bounded), "moderate scores, a bounded weight, and yet an error"
         return
     index = case.index.long()
@@ -244,7 +255,7 @@ def test_any_batch(update, case):
     start = torch.where(before.visited[index], before.nu[index].double(), merged)
     new = variable.nu[index].double()
     tolerance = 4e-6 * (1 + merged.abs() + start.abs())
-    if isinstance(update, SCENT | SOX | BSGD):
+    if type(update) in (SCENT, SOX, BSGD):
         assert bool((new >= torch.minimum(start, merged) - tolerance).all())
         assert bool((new <= torch.maximum(start, merged) + tolerance).all())
     if update.max_log_weight is not None:
@@ -258,7 +269,7 @@ def test_any_batch(update, case):
     # A permutation changes nothing but the rounding of the loss.
     order = torch.randperm(len(case.index), generator=torch.Generator().manual_seed(len(case.index)))
     other = copy.copy(case)
-    other.scores, other.index = case.scores[order], case.index[order]
+    other.scores, other.index, other.previous = case.scores[order], case.index[order], case.previous[order]
     other.mask = None if case.mask is None else case.mask[order]
     permuted = case.table(update)
     again, _ = run(permuted, other)
@@ -268,9 +279,10 @@ def test_any_batch(update, case):
     torch.testing.assert_close(again, found, rtol=1e-4, atol=1e-4)
     # Where no index repeats, the table does what the update says.
     if len(set(index.tolist())) == len(index):
-        row = update.step(
-            start, case.scores[has_samples], None if case.mask is None else case.mask[has_samples], case.progress
-        )
+        # An anchor that was never seen takes no part in what compares with the weights before.
+        previous = torch.where(before.visited[index].unsqueeze(1), case.previous[has_samples], case.scores[has_samples])
+        mask = None if case.mask is None else case.mask[has_samples]
+        row = update.step(start, case.scores[has_samples], mask, case.progress, previous)
         assert row.dtype == torch.float32
         torch.testing.assert_close(row.double(), new, rtol=1e-5, atol=4e-6)
 
@@ -291,8 +303,8 @@ def test_any_batch_through_the_mixin(case, training, update):
         except Exception as error:
             return error
 
-    found = of(lambda: module.entropic_risk("nu", case.scores, case.index, case.mask))
-    step = variable.entropic_risk if training else variable.evaluate
+    found = of(lambda: module.entropic_risk("nu", case.scores, case.index, case.mask, **case.given(update)))
+    step = partial(variable.entropic_risk, **case.given(update)) if training else variable.evaluate
     expected = of(lambda: step(case.scores, case.index, case.mask))
     if isinstance(expected, Exception):
         assert type(found) is type(expected)
@@ -313,7 +325,7 @@ def test_any_rows_through_the_functions(case, update):
     if case.bad is not None:
         return
     nu = case.nu[case.index.long()]
-    new = update.step(nu, case.scores, case.mask, case.progress)
+    new = update.step(nu, case.scores, case.mask, case.progress, **case.given(update))
     objective = update.objective(nu, case.scores, case.mask)
     assert new.shape == objective.shape == nu.shape
     assert new.dtype == torch.float32

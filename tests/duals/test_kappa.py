@@ -67,6 +67,14 @@ def test_dense_scores(update, spread, shift):
     assert_kappa(measured(DenseScores(scores, mask), index, update)[0], scores, index, mask)
 
 
+def test_other_samples_that_move_nu():
+    loss, moving, index = normal(3, 4), normal(3, 7, seed=1), torch.tensor([4, 0, 2])
+    table = DualVariable(6, SCENT(0.5))
+    table.measures_kappa = True
+    table.entropic_risk(loss, index, dual_scores=moving)
+    assert_kappa([value.item() for value in table.last_step.kappa], moving, index)
+
+
 def test_one_row():
     scores = 3 * normal(1, 20)
     assert_kappa(measured(DenseScores(scores), torch.tensor([4]))[0], scores, torch.tensor([4]))

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from scent_lightning.cli import main as cli
-from scent_lightning.duals import BSGD
+from scent_lightning.duals import BSGD, SCENT, SOX
 from scent_lightning.errors import InputError
 from scent_lightning.tasks import CLIPTask
 from tests.conftest import ROOT
@@ -343,6 +343,45 @@ def test_gaussian_study_of_the_dual_variable(tmp_path):
     assert found["slope"]["1/S"] == pytest.approx(-1, abs=0.15)
     assert found["slope"]["SCENT"] == pytest.approx(-0.5, abs=0.1)
     assert (tmp_path / "a.png").stat().st_size > 50_000
+
+
+@pytest.mark.slow
+def test_independent_sample_prints_its_figures(tmp_path):
+    few = ["--epochs", 1, "--seeds", 2, "--samples", 8, "--turns", 3]
+    found = json.loads(script(tmp_path, "independent_sample.py", *few).strip().splitlines()[-1])
+    assert set(found["gap"]) == {"BSGD", "SOX", "SCENT"}
+    assert all(0 < value < 100 for by_m in found["gap"].values() for value in by_m["8"].values())
+    assert len(found["step"]) == 5
+
+
+def test_the_study_of_the_independent_sample_steps_as_the_updates_do(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from independent_sample import moved, objective, optimum, problem
+
+    nu, log_mean = torch.randn(2, 5, dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64)
+    for name, sizes, updates in (
+        ("SOX", torch.tensor([0.2, 0.7]), [SOX(0.2), SOX(0.7)]),
+        ("SCENT", torch.tensor([-1.0, 2.0]), [SCENT(-1.0), SCENT(2.0)]),
+        ("BSGD", torch.zeros(2), [BSGD(), BSGD()]),
+    ):
+        expected = [update.step_from_log_mean(nu[i], log_mean[i]) for i, update in enumerate(updates)]
+        torch.testing.assert_close(moved(name, nu, log_mean, sizes), torch.stack(expected), rtol=1e-6, atol=1e-6)
+    features, labels = problem()
+    least = optimum(features, labels)
+    assert least == pytest.approx(optimum(features, labels), abs=1e-9)
+    assert objective(torch.zeros(50, 10), features, labels).item() == pytest.approx(0.0, abs=1e-5)
+    assert least < objective(torch.randn(50, 10, dtype=torch.float64), features, labels).item()
+
+
+@pytest.mark.slow
+def test_implicit_steps_print_their_figures(tmp_path):
+    output = script(tmp_path, "benchmarks/implicit_sgd.py", "--turns", 1, "--largest", 512)
+    found = json.loads(output.strip().splitlines()[-1])
+    counts = list(found["products"].values())
+    assert counts == sorted(counts)
+    # Each factor of 100 in ε costs about as many products more.
+    assert counts[-1] < 5 * counts[0]
+    assert all(ratio > 3 for ratio in found["implicit_over_scent"].values())
 
 
 def test_moments_of_the_cut_gaussian(monkeypatch):

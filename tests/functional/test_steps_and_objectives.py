@@ -135,6 +135,44 @@ def test_sox_is_the_proximal_step_with_its_own_step_size(nu, log_mean, gamma):
     )
 
 
+def msvr(nu, log_mean, previous, gamma, beta, floor):
+    """The average plus the correction, but no less than a share of the average."""
+    n, m, p, g = (mp.mpf(value) for value in (nu, log_mean, previous, gamma))
+    average = (1 - g) * mp.exp(n) + g * mp.exp(m)
+    return mp.log(max(average - mp.mpf(beta) * mp.exp(m) * mp.expm1(p - m), mp.mpf(floor) * average))
+
+
+@given(
+    nu=WIDE,
+    log_mean=WIDE,
+    change=st.floats(-1e-6, 1e-6) | st.floats(-3, 3) | st.floats(-2e4, 2e4),
+    gamma=st.floats(0, 1),
+    beta=st.floats(0, 1) | st.floats(0, 1e6),
+    floor=st.floats(1e-3, 1),
+)
+@settings(max_examples=500, deadline=None)
+def test_msvr_step_is_exact(nu, log_mean, change, gamma, beta, floor):
+    previous = log_mean + change
+    n, m, p = (torch.tensor([value], dtype=torch.float64) for value in (nu, log_mean, previous))
+    found = F.msvr_step(n, m, p, gamma, beta, floor).item()
+    assert close(found, msvr(nu, log_mean, previous, gamma, beta, floor), 1e-8)
+
+
+@given(nu=WIDE, log_mean=WIDE, previous=WIDE, gamma=st.floats(0.01, 1), beta=st.floats(0, 1e3))
+@settings(deadline=None)
+def test_msvr_step_limits(nu, log_mean, previous, gamma, beta):
+    n, m, p = vector(nu), vector(log_mean), vector(previous)
+    sox = F.sox_step(n, m, gamma)
+    assert torch.equal(F.msvr_step(n, m, p, gamma, 0.0, 0.1), sox)
+    torch.testing.assert_close(F.msvr_step(n, m, m, gamma, beta, 0.1), sox, rtol=1e-12, atol=1e-12)
+    # Samples that had no weight before add all of theirs.
+    gone = F.msvr_step(n, m, torch.full_like(m, -math.inf), gamma, beta, 0.1)
+    torch.testing.assert_close(gone, torch.logaddexp(sox, m.double() + math.log(beta) if beta else sox - math.inf))
+    found = F.msvr_step(n, m, p, gamma, beta, 0.1)
+    assert (found >= sox + math.log(0.1) - 1e-9).all()
+    assert (m.double() - found <= -math.log(0.1 * gamma) + 1e-9 * m.abs()).all()
+
+
 @given(nu=st.floats(-1e4, 1e4, width=32), difference=st.floats(-1e4, 20), alpha=st.floats(1e-6, 1e2))
 @settings(max_examples=300, deadline=None)
 def test_gradient_steps_are_exact(nu, difference, alpha):

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from scent_lightning.data import IndexedTensorDataset
-from scent_lightning.duals import ASGD, BSGD, SCENT, SOX, DualDivergenceError, SoftplusASGD, UMax
+from scent_lightning.duals import ASGD, BSGD, MSVR, SCENT, SOX, DualDivergenceError, SoftplusASGD, UMax
 from scent_lightning.errors import InputError
 from scent_lightning.functional import contrastive_scores
 from scent_lightning.tasks import CLIPTask
@@ -26,7 +26,7 @@ ARCHITECTURE = {
     "text_cfg": {**TOWER, "context_length": 4, "vocab_size": 20, "heads": 2},
 }
 N = 48
-DUALS = [SCENT(2.0), SOX(0.5), BSGD(), ASGD(0.5), UMax(0.5, 1.0), SoftplusASGD(0.5, 1e-3)]
+DUALS = [SCENT(2.0), SOX(0.5), MSVR(0.5, 0.5), BSGD(), ASGD(0.5), UMax(0.5, 1.0), SoftplusASGD(0.5, 1e-3)]
 
 
 def pairs():
@@ -70,7 +70,10 @@ def test_step_is_that_of_the_scores(dual, epsilon):
                 log_mean = torch.logaddexp(log_mean, torch.tensor(math.log(floor)))
             variable = task.duals[name]
             nu = torch.where(variable.visited[index], variable.nu[index], log_mean)
-            nu = dual.step(nu, scores, mask) if dual.needs_scores else dual.step_from_log_mean(nu, log_mean).float()
+            if dual.needs_scores:
+                nu = dual.step(nu, scores, mask)
+            else:  # the weights stay between the steps
+                nu = dual.step_with_previous(nu, log_mean, log_mean).float()
             expected[name] = nu
             total = total + (dual.objective(nu, scores, mask) + floor * torch.exp(-nu)).mean()
         loss = task.training_step((images, texts, index), 0)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from scent_lightning.data import batch_loader
-from scent_lightning.duals import SCENT, SOX, DualVariable
+from scent_lightning.duals import MSVR, SCENT, SOX, DualVariable
 from tests.helpers import quiet_trainer
 from tests.tasks import test_clip, test_extreme_classification, test_partial_auc
 
@@ -24,8 +24,15 @@ def extreme_classification():
     return test_extreme_classification.task_of(), batch_loader(rows, 60, True, seed=0)
 
 
+def following():
+    """An update that compares with the weights before, and the halves of a batch."""
+    rows = test_partial_auc.rows()
+    task = test_partial_auc.task_of(MSVR(0.5, 0.5), independent_sample=True)
+    return task, test_partial_auc.training_loader(rows)
+
+
 @pytest.mark.parametrize("precision", ["32-true", "16-mixed", "bf16-mixed", "bf16-true"])
-@pytest.mark.parametrize("setting", [clip, partial_auc, extreme_classification])
+@pytest.mark.parametrize("setting", [clip, partial_auc, extreme_classification, following])
 def test_trains(setting, precision, tmp_path):
     torch.manual_seed(0)
     task, rows = setting()

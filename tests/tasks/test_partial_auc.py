@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from scent_lightning.data import IndexedTensorDataset, StratifiedBatchSampler, batch_loader
-from scent_lightning.duals import ASGD, BSGD, SCENT, SOX, SoftplusASGD, UMax
+from scent_lightning.duals import ASGD, BSGD, MSVR, SCENT, SOX, SoftplusASGD, UMax
 from scent_lightning.errors import InputError
 from scent_lightning.functional import SURROGATES
 from scent_lightning.metrics.partial_auc import partial_auc_objective
@@ -23,7 +23,15 @@ from tests.helpers import ddp_trainer, quiet_trainer, under_two_trainers
 
 D, POSITIVE, NEGATIVE = 6, 40, 200
 N = POSITIVE + NEGATIVE
-DUALS = [SCENT(2.0, max_log_weight=2.0), SOX(0.5), BSGD(), ASGD(0.5), UMax(0.5, 1.0), SoftplusASGD(0.5, 1e-3)]
+DUALS = [
+    SCENT(2.0, max_log_weight=2.0),
+    SOX(0.5),
+    MSVR(0.5, 0.5),
+    BSGD(),
+    ASGD(0.5),
+    UMax(0.5, 1.0),
+    SoftplusASGD(0.5, 1e-3),
+]
 
 
 def rows():

@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from scent_lightning import functional as F
-from scent_lightning.duals import ASGD, BSGD, SCENT, SOX, DualUpdate, DualVariable, ProximalPoint, SoftplusASGD, UMax
+from scent_lightning.duals import (
+    ASGD,
+    BSGD,
+    MSVR,
+    SCENT,
+    SOX,
+    DualUpdate,
+    DualVariable,
+    ProximalPoint,
+    SoftplusASGD,
+    UMax,
+)
 from scent_lightning.errors import InputError
 
 ALL = [
@@ -18,6 +29,7 @@ ALL = [
     ASGD(0.1, bounds=(-2e4, 2e4)),
     UMax(0.1, 1.0),
     ProximalPoint(0.5),
+    MSVR(0.4, 2.0),
     SoftplusASGD(0.1, 1e-3),
 ]
 
@@ -42,7 +54,7 @@ def test_step_gives_float32_and_keeps_rows_without_samples(update, dtype):
     nu = torch.tensor([0.5, -0.5, 2.0])
     scores = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
     mask = torch.tensor([[True] * 4, [False] * 4, [True, False, True, False]])
-    new = update.step(nu, scores, mask)
+    new = update.step(nu, scores, mask, previous_scores=scores - 0.5)
     assert new.dtype == torch.float32
     assert new.shape == (3,)
     assert new[1] == -0.5
@@ -56,8 +68,12 @@ def test_step_gives_float32_and_keeps_rows_without_samples(update, dtype):
 @pytest.mark.parametrize("update", ALL[:-1], ids=repr)
 def test_step_is_log_mean_exp_then_step(update):
     nu, scores = torch.zeros(3), torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
-    expected = update.step_from_log_mean(nu, F.log_mean_exp(scores)).float()
-    assert torch.equal(update.step(nu, scores), expected)
+    log_mean, previous = F.log_mean_exp(scores), F.log_mean_exp(0.5 * scores)
+    expected = update.step_with_previous(nu, log_mean, previous).float()
+    assert torch.equal(update.step(nu, scores, previous_scores=0.5 * scores), expected)
+    if not update.needs_previous_scores:
+        assert torch.equal(update.step_from_log_mean(nu, log_mean).float(), expected)
+        assert torch.equal(update.step(nu, scores), expected)
 
 
 @pytest.mark.parametrize("update", ALL, ids=repr)
@@ -66,7 +82,7 @@ def test_finite_scores_never_give_nan(update, scale):
     generator = torch.Generator().manual_seed(2)
     nu = scale * (2 * torch.rand(64, generator=generator) - 1)
     scores = scale * (2 * torch.rand(64, 9, generator=generator) - 1)
-    assert not torch.isnan(update.step(nu, scores)).any()
+    assert not torch.isnan(update.step(nu, scores, previous_scores=-scores)).any()
     assert not torch.isnan(update.objective(nu, scores)).any()
 
 
@@ -75,6 +91,14 @@ def test_softplus_needs_scores():
     assert not any(update.needs_scores for update in ALL[:-1])
     with pytest.raises(NotImplementedError, match="needs the scores"):
         SoftplusASGD(0.1, 1e-3).step_from_log_mean(torch.zeros(1), torch.zeros(1))
+
+
+def test_msvr_needs_the_previous_scores():
+    assert [type(update) for update in ALL if update.needs_previous_scores] == [MSVR]
+    with pytest.raises(InputError, match=r"MSVR\(gamma=0.4, beta=2.0\) needs previous_scores, the scores of the same"):
+        MSVR(0.4, 2.0).step(torch.zeros(1), torch.zeros(1, 2))
+    with pytest.raises(InputError, match="needs the scores at the previous weights, too"):
+        MSVR(0.4, 2.0).step_from_log_mean(torch.zeros(1), torch.zeros(1))
 
 
 @pytest.mark.parametrize(
@@ -93,6 +117,10 @@ def test_softplus_needs_scores():
             lambda: SCENT("1/S", alpha_multiplier=0.0),
             "alpha_multiplier needs a number for log_alpha, not '1/S'; got 0.0",
         ),
+        (lambda: MSVR(1.5, 0.5), r"gamma must be a number in \[0, 1\], got 1.5"),
+        (lambda: MSVR(0.5, -0.5), "beta must be a finite number of at least 0, got -0.5"),
+        (lambda: MSVR(0.5, math.inf), "beta must be a finite number of at least 0, got inf"),
+        (lambda: MSVR(0.5, 0.5, floor=0.0), r"floor must be a number in \(0, 1\], got 0.0"),
         (lambda: SOX(-0.1), r"gamma must be a number in \[0, 1\], got -0.1"),
         (lambda: SOX(1.5), r"gamma must be a number in \[0, 1\]"),
         (lambda: SOX(0.5, final=2.0), "final must be None or a number in"),
@@ -130,6 +158,7 @@ def test_cosine_schedules():
     assert [SOX(0.4, "cosine").step_sizes(p)["gamma"] for p in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.7, 0.4])
     assert [SOX(0.8, "cosine", final=0.2).step_sizes(p)["gamma"] for p in (0.0, 1.0)] == pytest.approx([0.8, 0.2])
     assert [ASGD(2.0, "cosine").step_sizes(p)["alpha"] for p in (0.0, 0.5, 1.0)] == pytest.approx([2.0, 1.0, 0.0])
+    assert [MSVR(0.4, 1.0, "cosine").step_sizes(p)["gamma"] for p in (0.0, 1.0)] == pytest.approx([1.0, 0.4])
     assert UMax(2.0, 1.0, "cosine", final=1.0).step_sizes(1.0)["alpha"] == pytest.approx(1.0)
     assert BSGD().step_sizes(0.3) == {}
 
@@ -199,12 +228,12 @@ def test_a_table_takes_every_update(update):
     table, again = DualVariable(6, update), DualVariable(6, DualUpdate.from_config(update.config()))
     assert repr(again.update) == repr(update)
     scores = torch.randn(4, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    table.entropic_risk(scores, torch.tensor([0, 3, 3, 5]))
+    table.entropic_risk(scores, torch.tensor([0, 3, 3, 5]), previous_scores=scores / 2)
     again.load_state_dict(table.state_dict())
     index = torch.tensor([5, 0])
-    expected = update.step(table.nu[index].clone(), scores[:2])
+    expected = update.step(table.nu[index].clone(), scores[:2], previous_scores=scores[:2] - 0.3)
     for each in (table, again):
-        each.entropic_risk(scores[:2], index)
+        each.entropic_risk(scores[:2], index, previous_scores=scores[:2] - 0.3)
         torch.testing.assert_close(each.nu[index], expected)
 
 
