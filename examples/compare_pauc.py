@@ -83,6 +83,7 @@ def pretrain(
         network=network,
         loss="cross_entropy",
         lr=0.05,
+        weight_step="gradient",
         momentum=0.9,
         weight_decay=5e-4,
     )
@@ -148,6 +149,7 @@ def run(
         tau=tau,
         margin=MARGIN,
         lr=lr or tuned_lr,
+        weight_step="gradient",
         momentum=momentum,
     )
     trainer = bare_trainer(

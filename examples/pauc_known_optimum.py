@@ -236,6 +236,7 @@ def run(
         margin=MARGIN,
         score="raw",
         lr=rate,
+        weight_step="gradient",
         momentum=momentum,
     )
     linear: Any = task.network

@@ -42,9 +42,11 @@ def dual_update(method: str, arguments: dict[str, Any]) -> DualUpdate:
     return DualUpdate.from_config({"class_path": method.split()[0], "init_args": arguments})
 
 
-def settings(lr: float, arguments: dict[str, Any]) -> str:
+def settings(lr: float | None, arguments: dict[str, Any]) -> str:
     """Learning rate and arguments of the dual update, as a table says them."""
-    return ", ".join([f"lr {lr:g}", *(f"{name} {value}" for name, value in arguments.items())])
+    return ", ".join(
+        ["nothing set" if lr is None else f"lr {lr:g}", *(f"{name} {value}" for name, value in arguments.items())]
+    )
 
 
 def spread(values: list[float]) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from scent_lightning.private_api import schedule_state, set_last_rates
 
 Factor: TypeAlias = Callable[[float, int], float]
 
-__all__ = ["ProgressLR", "check_progress", "run_progress"]
+__all__ = ["ProgressLR", "check_progress", "epoch_share", "run_progress"]
 
 
 def run_progress(trainer: L.Trainer) -> float | None:
@@ -44,6 +44,20 @@ def run_progress(trainer: L.Trainer) -> float | None:
         if isinstance(callback, Timer):
             progress = max(progress, _of_time(trainer, callback))
     return None if progress < 0 else min(progress, 1.0)
+
+
+def epoch_share(trainer: L.Trainer) -> float:
+    """An epoch as a fraction of the run, by ``max_epochs`` and ``max_steps``; 0 where neither ends the run.
+
+    Args:
+        trainer: runs the fit.
+    """
+    loop: Any = trainer.fit_loop
+    steps, epochs, batches = loop.epoch_loop.max_steps, loop.max_epochs or -1, loop.max_batches
+    share = 1 / epochs if epochs > 0 else 0.0
+    if steps > 0 and 0 < batches < math.inf:
+        share = max(share, math.ceil(batches / trainer.accumulate_grad_batches) / steps)
+    return share
 
 
 def _of_time(trainer: L.Trainer, timer: Timer) -> float:

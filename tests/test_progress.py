@@ -131,6 +131,7 @@ def test_all_tasks_follow_a_longer_run(name, tmp_path):
     def run(epochs, resume=None):
         L.seed_everything(3, verbose=False)
         task, data = SETTINGS[name](tmp_path, 16)
+        task.lr_schedule, task.warmup_epochs = "cosine", 0.0
         trainer = quiet_trainer(max_epochs=epochs, limit_val_batches=0)
         rates = []
 

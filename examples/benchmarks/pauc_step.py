@@ -71,6 +71,7 @@ def step_ms(kind: str, loss: Any, steps: int) -> float:
         freeze_backbone=kind == "frozen",
         loss=loss,
         lr=1e-3,
+        weight_step="gradient",
     )
     clock = Clock()
     trainer = L.Trainer(

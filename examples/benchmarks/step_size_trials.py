@@ -1,10 +1,10 @@
 """Try rules for SCENT's step size: many runs of a small problem at once, in one tensor, minutes for all of them.
 
-A problem is a cell of robust regression (as configs/dro_CELL.yaml says), partial AUC with a known optimum (as
-examples/pauc_known_optimum.py, with 32 or 4 negatives a batch) or the glyphs (as examples/compare_xc.py). Batches,
-learning rates and clipping are theirs; log α, the guard, a factor of the learning rate and the step for the weights are
-a rule's own: add yours to RULES. Printed is, mean over seeds (and the worst), the gap to the optimum in percent, or for
-the glyphs the exact cross-entropy of 8,000 training rows.
+A problem is a cell of robust regression (as examples/reproduce_dro_table.py has tuned it), partial AUC with a known
+optimum (as examples/pauc_known_optimum.py, with 32 or 4 negatives a batch) or the glyphs (as examples/compare_xc.py).
+Batches, learning rates and clipping are theirs; log α, the guard, a factor of the learning rate and the step for the
+weights are a rule's own: add yours to RULES. Printed is, mean over seeds (and the worst), the gap to the optimum in
+percent, or for the glyphs the exact cross-entropy of 8,000 training rows.
 
     python examples/benchmarks/step_size_trials.py --problems california_tau0.2 --seeds 0 1 2
     python examples/benchmarks/step_size_trials.py --problems pauc_4_tau0.1 --pauc-features runs/pauc/features
@@ -24,14 +24,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import pauc_known_optimum
 from compare_xc import SETTINGS as XC_SETTINGS
 from compare_xc import fixed_rows
-from reproduce_dro_table import CELLS, CONFIGS, data_module, least_objective, temperature, training_rows
+from reproduce_dro_table import CELLS, TUNED, data_module, least_objective, temperature, training_rows
 
 from scent_lightning.functional import lambert_w
 from scent_lightning.updates.auto import AutoConstants, AutoStepSize
@@ -427,17 +426,13 @@ def trial(problem: str, rules: list[Rule], arguments: argparse.Namespace) -> lis
         folder = arguments.glyphs / "train"
         features = torch.from_numpy(np.load(folder / "features.npy")).float()
         labels = torch.from_numpy(np.load(folder / "labels.npy").astype(np.int64))
-        setting = Setting(XC_SETTINGS["SCENT"][0], 128, epochs or 20)
+        setting = Setting(XC_SETTINGS["SCENT"][0] or 1.0, 128, epochs or 20)
         weights = classification(features, labels, setting, rules, device)
         return cross_entropies(weights, *fixed_rows(str(arguments.glyphs), "train"))
-    config = yaml.safe_load((CONFIGS / f"dro_{problem}.yaml").read_text())
-    setting = Setting(
-        float(config["model"]["init_args"]["lr"]),
-        config["data"]["init_args"]["batch_size"],
-        epochs or config["trainer"]["max_epochs"],
-    )
+    lr, clip, _ = TUNED[problem]
+    setting = Setting(lr, 100, epochs or 300)
     rows, target = training_rows(data_module(problem, arguments.data_dir))
-    tau, clip = temperature(problem), config["trainer"]["gradient_clip_val"]
+    tau = temperature(problem)
     best = least_objective(rows, target, tau)
     final = regression(torch.from_numpy(rows), torch.from_numpy(target), tau, clip, setting, rules, device)
     return [100 * (value / best - 1) for value in final]
@@ -450,7 +445,7 @@ def by_hand(problem: str) -> Rule:
     elif problem in PAUC:
         given = pauc_known_optimum.SETTINGS[PAUC[problem]]["SCENT"][1]
     else:
-        given = yaml.safe_load((CONFIGS / f"dro_{problem}.yaml").read_text())["dual"]["init_args"]
+        given = TUNED[problem][2]
     return Rule(given["log_alpha"], given.get("schedule") == "cosine", given.get("max_log_weight", math.inf))
 
 

@@ -74,7 +74,9 @@ def bare_loop(data: TabularRegressionDataModule, epochs: int) -> float:
 
 def trainer_fit(data: TabularRegressionDataModule, epochs: int, folder: str) -> float:
     """Seconds a step of ``Trainer.fit``, from its call to its return."""
-    task = DRORegressionTask(data.num_features, SCENT(LOG_ALPHA, max_log_weight=5.0), tau=TAU, lr=LEARNING_RATE)
+    task = DRORegressionTask(
+        data.num_features, SCENT(LOG_ALPHA, max_log_weight=5.0), tau=TAU, lr=LEARNING_RATE, weight_step="gradient"
+    )
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=epochs,

@@ -24,7 +24,7 @@ from scent_lightning.duals.variable import DualVariable
 from scent_lightning.duals.weight_step import ExponentialPart
 from scent_lightning.errors import InputError
 from scent_lightning.private_api import load_loader_states, loader_states, loaders, trainer_of
-from scent_lightning.progress import ProgressLR, run_progress
+from scent_lightning.progress import ProgressLR, epoch_share, run_progress
 from scent_lightning.random_state import random_state, restore_random_state
 from scent_lightning.updates import DualUpdate
 from scent_lightning.validation import checked_choice
@@ -106,10 +106,8 @@ class Resumption:
             # Resumed from the last batch of an epoch. Lightning would not count the next one as begun, nor say that it
             # begins; and resumed from within that one, it would do all of it again.
             loop.reset_restart_stage()
-        batches, epochs = loop.max_batches, loop.max_epochs or -1
-        if 0 < batches < float("inf"):
-            steps = loop.epoch_loop.max_steps
-            _set_epoch(duals, max(1 / epochs if epochs > 0 else 0.0, batches / steps if steps > 0 else 0.0))
+        if 0 < loop.max_batches < float("inf"):
+            _set_epoch(duals, epoch_share(module.trainer))
         added, self._loaded = self._loaded or {}, None
         _continue_at_place(module.trainer, duals, added.get("progress"))
         if (accumulated := added.get("accumulated")) is not None:
@@ -165,11 +163,12 @@ def _continue_at_place(trainer: L.Trainer, duals: Iterable[DualVariable], saved:
         for name in ("ready", "started", "processed", "completed"):
             setattr(current, name, getattr(current, name) + more)
     now = run_progress(trainer)
-    if saved is None or now is None or now == saved:
+    if now is None or now == saved:
         return
     for variable in duals:
-        if variable.auto is not None:
+        if variable.auto is not None and saved is not None:
             variable.auto.move(now - saved)
+    # At the start of a run, too: the schedules were made before the length of an epoch was known.
     for config in trainer.lr_scheduler_configs:
         if isinstance(config.scheduler, ProgressLR):
             config.scheduler.refresh()

@@ -24,7 +24,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import lightning as L
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -279,24 +278,20 @@ def checked_weight_step(word: Any) -> Any:
 
 
 def check_training(trainer: L.Trainer) -> None:
-    """Raise, or say so, where a proximal step is not to be had.
+    """Raise where a proximal step is not to be had.
 
     Raises:
         InputError: the strategy shares the parameters among the processes; an optimiser has no learning rate, or none
             above 0.
     """
-    if isinstance(trainer.strategy, _SHARDED):
-        raise InputError(
-            "weight_step 'proximal' needs whole gradients in each process, and "
-            f"{type(trainer.strategy).__name__} shares them among the processes; set weight_step to 'gradient'"
-        )
     for optimizer in trainer.optimizers:
         if not takes_proximal(optimizer):
-            rank_zero_info(
-                f"weight_step 'proximal' leaves the gradients of {type(optimizer).__name__} as they are: its step is "
-                "no multiple of them"
+            continue  # its step is no multiple of the gradients, which are left as they are
+        if isinstance(trainer.strategy, _SHARDED):
+            raise InputError(
+                "weight_step 'proximal' needs whole gradients in each process, and "
+                f"{type(trainer.strategy).__name__} shares them among the processes; set weight_step to 'gradient'"
             )
-            continue
         for group in optimizer.param_groups:
             learning_rate(optimizer, group)
             if not learning_rate(optimizer, {"lr": group.get("initial_lr", group["lr"])}) > 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast, get_args
+from typing import Any, ClassVar, cast
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -21,8 +21,13 @@ from scent_lightning.optim import check_sgd
 from scent_lightning.private_api import trainer_of
 from scent_lightning.random_state import seed_of
 from scent_lightning.tasks.batches import random_half, three_parts
-from scent_lightning.tasks.training import LearningRateSchedule, TrainLossMixin, check_trains, scheduled_optimizer
-from scent_lightning.validation import checked_choice
+from scent_lightning.tasks.training import (
+    LearningRate,
+    LearningRateSchedule,
+    TrainLossMixin,
+    check_trains,
+    scheduled_optimizer,
+)
 
 __all__ = ["BaseTask"]
 
@@ -41,12 +46,14 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
     ``val/…`` and ``test/…``.
 
     Args:
-        lr: learning rate of SGD, above 0.
+        lr: learning rate of SGD, above 0; None: the task's own for its ``weight_step``, see :attr:`learning_rates`.
         momentum: momentum of SGD, in [0, 1).
         weight_decay: L2 penalty of SGD, at least 0.
         nesterov: Nesterov's form of the momentum; without momentum of no effect.
         optimizer: another optimiser by class path, with its own settings; replaces the four above.
-        lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
+        lr_schedule: "cosine" (to 0 over the run), "geometric" (to a ten-thousandth of it, the same factor each step),
+            "constant" or "step" (a tenth after each third of the run); None: the task's own.
+        warmup_epochs: epochs in which the rate rises first, at most a fifth of the run; None: the task's own.
         weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows, in place of
             clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
 
@@ -83,27 +90,32 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
 
     #: What would change it, where no parameter is left to train: the end of the error's sentence.
     way_to_train = "give a network that is not frozen"
+    #: The learning rate where none is given, by ``weight_step``; another optimiser than SGD has that of "gradient".
+    learning_rates: ClassVar[Mapping[str, LearningRate]] = {
+        "proximal": LearningRate(0.1),
+        "gradient": LearningRate(0.1),
+    }
 
     def __init__(
         self,
-        lr: float = 0.1,
+        lr: float | None = None,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
         optimizer: OptimizerCallable | None = None,
-        lr_schedule: LearningRateSchedule = "cosine",
-        weight_step: WeightStepRule = "gradient",
+        lr_schedule: LearningRateSchedule | None = None,
+        weight_step: WeightStepRule = "proximal",
+        warmup_epochs: float | None = None,
     ) -> None:
         super().__init__()
         self.weight_step = checked_weight_step(weight_step)
-        check_sgd(lr, momentum, weight_decay)
-        checked_choice("lr_schedule", lr_schedule, get_args(LearningRateSchedule))
-        self.lr = lr
+        default = self.learning_rates["gradient" if optimizer is not None else weight_step]
+        self.lr, self.lr_schedule, self.warmup_epochs = default.given(lr, lr_schedule, warmup_epochs)
+        check_sgd(self.lr, momentum, weight_decay)
         self.momentum = momentum
         self.weight_decay = weight_decay
         self.nesterov = nesterov and momentum > 0
         self.optimizer = optimizer
-        self.lr_schedule = lr_schedule
 
     def save_hyperparameters(
         self,
@@ -234,7 +246,7 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
         Args:
             optimizer: the one of this run.
         """
-        return scheduled_optimizer(self.trainer, optimizer, self.lr_schedule)
+        return scheduled_optimizer(self.trainer, optimizer, self.lr_schedule, self.warmup_epochs)
 
     def configure_optimizers(self) -> Any:
         """SGD, or the optimiser given, on what is not frozen, with the learning-rate schedule.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, Literal, cast, get_args
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -20,7 +21,7 @@ from scent_lightning.metrics import EntropicRisk
 from scent_lightning.private_api import trainer_of
 from scent_lightning.tasks.base import BaseTask
 from scent_lightning.tasks.batches import check_rows, three_parts
-from scent_lightning.tasks.training import LearningRateSchedule
+from scent_lightning.tasks.training import LearningRate, LearningRateSchedule
 from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
 __all__ = ["DRORegressionTask"]
@@ -53,12 +54,16 @@ class DRORegressionTask(BaseTask):
         network: maps features ``(B, d)`` to predictions ``(B,)`` or ``(B, 1)``; None is a linear model with intercept.
         initial: where the linear model starts: "least_squares" (on the training rows) or "zeros". A network starts as
             it is.
-        lr: learning rate of SGD, above 0.
+        lr: learning rate of SGD, above 0; None: 0.01 with the proximal step, else 1e-5.
         momentum: momentum of SGD, in [0, 1).
         nesterov: Nesterov's form of the momentum.
         weight_decay: L2 penalty of SGD, at least 0.
         optimizer: another optimiser by class path, with its own settings; replaces the four above.
-        lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
+        lr_schedule: "cosine" (to 0 over the run), "geometric" (to a ten-thousandth of it, the same factor each step),
+            "constant" or "step" (a tenth after each third of the run); None: "geometric" with the proximal step, else
+            "cosine".
+        warmup_epochs: epochs in which the rate rises first, at most a fifth of the run; None: 1 with the
+            proximal step, else 0.
         weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows, in place of
             clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
         independent_sample: move ν by a random half of each batch and take the gradient of the other, as the analysis
@@ -80,6 +85,11 @@ class DRORegressionTask(BaseTask):
     anchor: Tensor
     network: nn.Module
 
+    learning_rates: ClassVar[Mapping[str, LearningRate]] = {
+        "proximal": LearningRate(0.01, "geometric", 1.0),
+        "gradient": LearningRate(1e-5),
+    }
+
     def __init__(
         self,
         num_features: int,
@@ -89,16 +99,17 @@ class DRORegressionTask(BaseTask):
         huber_delta: float = 1.0,
         network: nn.Module | None = None,
         initial: Initial = "least_squares",
-        lr: float = 1e-5,
+        lr: float | None = None,
         momentum: float = 0.9,
         nesterov: bool = True,
         weight_decay: float = 0.0,
         optimizer: OptimizerCallable | None = None,
-        lr_schedule: LearningRateSchedule = "cosine",
-        weight_step: WeightStepRule = "gradient",
+        lr_schedule: LearningRateSchedule | None = None,
+        weight_step: WeightStepRule = "proximal",
         independent_sample: bool = False,
+        warmup_epochs: float | None = None,
     ) -> None:
-        super().__init__(lr, momentum, weight_decay, nesterov, optimizer, lr_schedule, weight_step)
+        super().__init__(lr, momentum, weight_decay, nesterov, optimizer, lr_schedule, weight_step, warmup_epochs)
         checked_integer("num_features", num_features)
         self.loss = checked_choice("loss", loss, get_args(Loss))
         self.initial = checked_choice("initial", initial, get_args(Initial))

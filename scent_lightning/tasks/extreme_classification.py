@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, cast
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -26,7 +26,7 @@ from scent_lightning.optim import RowSparseSGD, average_sparse_gradient, clip_gr
 from scent_lightning.private_api import keep_from_ddp
 from scent_lightning.tasks.base import BaseTask
 from scent_lightning.tasks.batches import check_range, class_numbers, random_half, three_parts
-from scent_lightning.tasks.training import LearningRateSchedule
+from scent_lightning.tasks.training import LearningRate, LearningRateSchedule
 from scent_lightning.validation import checked_integer
 
 __all__ = ["ExtremeClassificationTask"]
@@ -68,13 +68,15 @@ class ExtremeClassificationTask(BaseTask):
         normalize: scale features and class weights to unit norm.
         scale: multiplies the scores, above 0.
         backbone: maps the batch's inputs to features ``(B, D)``; None takes the inputs as they are.
-        lr: learning rate of SGD, above 0.
+        lr: learning rate of SGD, above 0; None: 10,000 with the proximal step, else 1.
         momentum: momentum of SGD, in [0, 1); on the class weights it decays lazily, see
             :class:`~scent_lightning.optim.RowSparseSGD`.
         weight_decay: L2 penalty of SGD, at least 0; on the class weights that are touched.
         optimizer: another optimiser by class path, with its own settings; replaces the three above. It must take sparse
             gradients (``torch.optim.SparseAdam``) unless ``negatives`` is "all".
-        lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
+        lr_schedule: "cosine" (to 0 over the run), "geometric" (to a ten-thousandth of it, the same factor each step),
+            "constant" or "step" (a tenth after each third of the run); None: "cosine".
+        warmup_epochs: epochs in which the rate rises first, at most a fifth of the run; None: 0.
         top_k: number of classes that ``predict`` gives.
         class_chunk: classes scored at a time in evaluation; memory is batch × ``class_chunk`` numbers.
         dual_placement: "module" keeps the table of ν on the module's device, "cpu" in main memory.
@@ -96,6 +98,11 @@ class ExtremeClassificationTask(BaseTask):
         0.0
     """
 
+    learning_rates: ClassVar[Mapping[str, LearningRate]] = {
+        "proximal": LearningRate(10_000.0),
+        "gradient": LearningRate(1.0),
+    }
+
     def __init__(
         self,
         num_features: int,
@@ -107,19 +114,26 @@ class ExtremeClassificationTask(BaseTask):
         normalize: bool = False,
         scale: float = 1.0,
         backbone: nn.Module | None = None,
-        lr: float = 1.0,
+        lr: float | None = None,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         optimizer: OptimizerCallable | None = None,
-        lr_schedule: LearningRateSchedule = "cosine",
+        lr_schedule: LearningRateSchedule | None = None,
         top_k: int = 5,
         class_chunk: int = 16384,
         dual_placement: Placement = "module",
-        weight_step: WeightStepRule = "gradient",
+        weight_step: WeightStepRule = "proximal",
         independent_sample: bool = False,
+        warmup_epochs: float | None = None,
     ) -> None:
         super().__init__(
-            lr, momentum, weight_decay, optimizer=optimizer, lr_schedule=lr_schedule, weight_step=weight_step
+            lr,
+            momentum,
+            weight_decay,
+            optimizer=optimizer,
+            lr_schedule=lr_schedule,
+            weight_step=weight_step,
+            warmup_epochs=warmup_epochs,
         )
         checked_integer("top_k", top_k)
         self.class_chunk: int = checked_integer("class_chunk", class_chunk)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -22,7 +22,7 @@ from scent_lightning.metrics import OneWayPartialAUC, PartialAUCObjective, TwoWa
 from scent_lightning.modules.classifiers import binary_classifier, last_linear
 from scent_lightning.tasks.base import BaseTask
 from scent_lightning.tasks.batches import binary_labels, check_range, check_rows, three_parts
-from scent_lightning.tasks.training import LearningRateSchedule
+from scent_lightning.tasks.training import LearningRate, LearningRateSchedule
 from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
 __all__ = ["PartialAUCTask"]
@@ -78,11 +78,13 @@ class PartialAUCTask(BaseTask):
         freeze_backbone: train the classifier only; the rest stays as it is, batch-norm statistics included.
         max_fpr: largest false-positive rate of the partial AUC that is logged, in (0, 1].
         min_tpr: smallest true-positive rate of the two-way partial AUC that is logged, in [0, 1).
-        lr: learning rate of SGD, above 0.
+        lr: learning rate of SGD, above 0; None: 0.002 with the proximal step, else 0.001.
         momentum: momentum of SGD, in [0, 1).
         weight_decay: L2 penalty of SGD, at least 0.
         optimizer: another optimiser by class path, with its own settings; replaces the three above.
-        lr_schedule: "cosine" (to 0 over the run), "constant" or "step" (a tenth after each third of the run).
+        lr_schedule: "cosine" (to 0 over the run), "geometric" (to a ten-thousandth of it, the same factor each step),
+            "constant" or "step" (a tenth after each third of the run); None: "cosine".
+        warmup_epochs: epochs in which the rate rises first, at most a fifth of the run; None: 0.
         weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows, in place of
             clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
         independent_sample: move ν by a random half of each batch's negatives and take the gradient of the others, as
@@ -106,6 +108,11 @@ class PartialAUCTask(BaseTask):
     network: nn.Module
     way_to_train = "give a network whose last linear layer is not frozen"
 
+    learning_rates: ClassVar[Mapping[str, LearningRate]] = {
+        "proximal": LearningRate(2e-3),
+        "gradient": LearningRate(1e-3),
+    }
+
     def __init__(
         self,
         num_anchors: int,
@@ -123,16 +130,23 @@ class PartialAUCTask(BaseTask):
         freeze_backbone: bool = False,
         max_fpr: float = 0.3,
         min_tpr: float = 0.5,
-        lr: float = 1e-3,
+        lr: float | None = None,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         optimizer: OptimizerCallable | None = None,
-        lr_schedule: LearningRateSchedule = "cosine",
-        weight_step: WeightStepRule = "gradient",
+        lr_schedule: LearningRateSchedule | None = None,
+        weight_step: WeightStepRule = "proximal",
         independent_sample: bool = False,
+        warmup_epochs: float | None = None,
     ) -> None:
         super().__init__(
-            lr, momentum, weight_decay, optimizer=optimizer, lr_schedule=lr_schedule, weight_step=weight_step
+            lr,
+            momentum,
+            weight_decay,
+            optimizer=optimizer,
+            lr_schedule=lr_schedule,
+            weight_step=weight_step,
+            warmup_epochs=warmup_epochs,
         )
         self.loss = checked_choice("loss", loss, get_args(Loss))
         self.score = checked_choice("score", score, get_args(Score))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple, get_args
 
 import lightning as L
 import torch
@@ -15,10 +15,41 @@ from torch.optim import Optimizer
 from scent_lightning.compiling import outside_graphs
 from scent_lightning.errors import InputError
 from scent_lightning.private_api import trainer_of
-from scent_lightning.progress import ProgressLR, run_progress
+from scent_lightning.progress import ProgressLR, epoch_share, run_progress
+from scent_lightning.validation import checked_choice, checked_number
 
-LearningRateSchedule = Literal["cosine", "constant", "step"]
+LearningRateSchedule = Literal["cosine", "geometric", "constant", "step"]
 _KEY = "scent_lightning_train_loss"
+# By how many powers of ten the geometric schedule falls, and by how many a warm-up before another one rises.
+_DECADES = 4.0
+_WARMUP_DECADES = 3.0
+# A fraction of the run.
+_LONGEST_WARMUP = 0.2
+
+
+class LearningRate(NamedTuple):
+    """The learning rate of a run: at its highest, how it goes from there, and how many epochs it rises before."""
+
+    lr: float
+    schedule: LearningRateSchedule = "cosine"
+    warmup_epochs: float = 0.0
+
+    def given(
+        self, lr: float | None, schedule: LearningRateSchedule | None, warmup_epochs: float | None
+    ) -> LearningRate:
+        """This one where nothing is given.
+
+        Raises:
+            InputError: what is given is out of its range.
+        """
+        found = LearningRate(
+            self.lr if lr is None else lr,
+            self.schedule if schedule is None else schedule,
+            self.warmup_epochs if warmup_epochs is None else warmup_epochs,
+        )
+        checked_choice("lr_schedule", found.schedule, get_args(LearningRateSchedule))
+        checked_number("warmup_epochs", found.warmup_epochs, least=0)
+        return found
 
 
 def check_trains(parameters: Iterable[Any], way_out: str) -> None:
@@ -27,18 +58,29 @@ def check_trains(parameters: Iterable[Any], way_out: str) -> None:
         raise InputError(f"nothing is left to train: no parameter requires a gradient; {way_out}")
 
 
-def scheduled_optimizer(trainer: L.Trainer, optimizer: Optimizer, lr_schedule: str) -> Any:
+def scheduled_optimizer(trainer: L.Trainer, optimizer: Optimizer, lr_schedule: str, warmup_epochs: float = 0.0) -> Any:
     """What ``configure_optimizers`` returns for a schedule of the learning rate.
 
-    "constant"; "cosine", to 0 over the run; or "step", which divides it by 10 after a third and after two thirds of it.
+    "constant"; "cosine", to 0 over the run; "geometric", to a ten-thousandth of it, by the same factor each step; or
+    "step", which divides it by 10 after a third and after two thirds of the run. In a warm-up the rate rises by the
+    same factor each step, from a ten-thousandth of what a geometric schedule says and a thousandth of the others. It
+    lasts a fifth of the run at most.
 
     Raises:
         InputError: a schedule in a run without an end.
     """
-    if lr_schedule == "constant":
+    if lr_schedule == "constant" and warmup_epochs == 0:
         return optimizer
-    run_length(trainer, f"lr_schedule {lr_schedule!r}")
-    scheduler = ProgressLR(optimizer, _cosine if lr_schedule == "cosine" else _thirds, trainer)
+    run_length(trainer, f"lr_schedule {lr_schedule!r}" if lr_schedule != "constant" else "warmup_epochs")
+    fall = _SCHEDULES[lr_schedule]
+    decades = _DECADES if lr_schedule == "geometric" else _WARMUP_DECADES
+
+    def factor(progress: float, step: int) -> float:
+        warmup = min(warmup_epochs * epoch_share(trainer), _LONGEST_WARMUP)
+        rise = 10 ** (-decades * (1 - progress / warmup)) if progress < warmup else 1.0
+        return rise * fall(progress)
+
+    scheduler = ProgressLR(optimizer, factor, trainer)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
@@ -59,12 +101,24 @@ def cosine(progress: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def _cosine(progress: float, step: int) -> float:
-    return cosine(progress)
+def _geometric(progress: float) -> float:
+    return 10 ** (-_DECADES * progress)
 
 
-def _thirds(progress: float, step: int) -> float:
+def _thirds(progress: float) -> float:
     return 0.1 ** int(3 * progress + 1e-9) if progress < 1 else 0.01
+
+
+def _constant(progress: float) -> float:
+    return 1.0
+
+
+_SCHEDULES: dict[str, Callable[[float], float]] = {
+    "cosine": cosine,
+    "geometric": _geometric,
+    "step": _thirds,
+    "constant": _constant,
+}
 
 
 def logs_this_step(trainer: L.Trainer) -> bool:

@@ -280,6 +280,7 @@ def test_two_processes_give_the_values_of_one(trained, folder, tmp_path):
 def test_from_the_command_line(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCENT_LIGHTNING_DATA", str(folder.parent))
+    monkeypatch.setenv("COLUMNS", "160")  # the table of results breaks longer names
     towers = {**ARCHITECTURE, "text_cfg": {**ARCHITECTURE["text_cfg"], "vocab_size": 49408}}
     (tmp_path / "towers.json").write_text(json.dumps(towers))
     shared = ["--config", str(ROOT / "configs" / "clip_zero_shot.yaml"), "--trainer.accelerator=cpu"]

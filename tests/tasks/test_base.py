@@ -304,7 +304,7 @@ def test_what_a_task_of_ones_own_lacks_is_named():
         quiet_trainer(max_epochs=1).fit(frozen, SoftmaxData())
     with pytest.raises(NotImplementedError, match="BaseTask has no evaluation_step, which validation and test need"):
         BaseTask().validation_step(None, 0)
-    with pytest.raises(InputError, match="lr_schedule must be one of cosine, constant, step, got 'linear'"):
+    with pytest.raises(InputError, match="lr_schedule must be one of cosine, geometric, constant, step, got 'linear'"):
         BaseTask(lr_schedule="linear")
     index = torch.arange(3)
     assert Task().predict_step((torch.zeros(3, 4), None, index), 0)["prediction"].shape == (3, 5)

@@ -126,7 +126,7 @@ def test_network_and_optimiser_by_object(data):
 
 
 def test_cosine_learning_rate_ends_at_zero(data):
-    task = DRORegressionTask(10, SCENT(0.0), lr=1e-3)
+    task = DRORegressionTask(10, SCENT(0.0), lr=1e-3, lr_schedule="cosine")
     trainer = quiet_trainer(max_epochs=3, limit_val_batches=0)
     trainer.fit(task, data)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)

@@ -402,7 +402,7 @@ def test_network_of_another_shape():
         ({"torchvision_weights": "DEFAULT"}, "needs a torchvision_model"),
         ({"max_fpr": 1.5}, "max_fpr must be"),
         ({"min_tpr": 1.0}, "min_tpr must be"),
-        ({"lr_schedule": "linear"}, "lr_schedule must be one of cosine, constant, step"),
+        ({"lr_schedule": "linear"}, "lr_schedule must be one of cosine, geometric, constant, step"),
         ({"momentum": 1.0}, r"momentum must be a number in \[0, 1\)"),
     ],
 )
