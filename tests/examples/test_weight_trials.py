@@ -18,7 +18,7 @@ def test_trials_take_the_packages_step(progress, size, monkeypatch):
     from step_size_trials import Rule, WeightSteps, remaining
 
     rules = [Rule(lr=2.0, proximal=True), Rule(lr=2.0), Rule(lr=50.0, decades=3, proximal=True)]
-    steps = WeightSteps(rules, 0.01, "cpu")
+    steps = WeightSteps(rules, 0.01, 0.1, "cpu")
     generator = torch.Generator().manual_seed(0)
     gradient = size * torch.randn(3, 4, 2, generator=generator, dtype=torch.float64)
     log_part = torch.randn(3, 5, generator=generator, dtype=torch.float64)
