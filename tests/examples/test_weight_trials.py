@@ -46,3 +46,18 @@ def test_rows_of_one_class_are_one_row(monkeypatch):
         sums = torch.zeros(4, 3).index_add_(0, labels[i], rows[i])
         assert torch.allclose(torch.zeros(4, 3).index_add_(0, labels[i], found[i]), sums, atol=1e-6)
         assert found[i].square().sum() == pytest.approx(sums.square().sum().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("decades", "rise"), [(None, 3), (4, 4), (5, 5)])
+@pytest.mark.parametrize("warmup", [1, 3])
+def test_a_learning_rate_rises_to_what_its_schedule_says(decades, rise, warmup, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from step_size_trials import Rule, WeightSteps
+
+    rules = [Rule(rate=0.5, decades=decades, warmup=warmup), Rule(rate=0.5, decades=decades), Rule(lr=50.0)]
+    steps = WeightSteps(rules, 0.01, 1 / 20, "cpu")
+    for progress in (0.0, 0.01, 0.03, 0.05, 0.15, 0.151, 0.9):
+        rising, plain, other = steps.rates(progress).tolist()
+        to_come = max(1 - progress * 20 / warmup, 0)
+        assert rising == pytest.approx(plain * 10 ** (-rise * to_come))
+        assert plain == pytest.approx(0.5 * 10 ** (-decades * progress) if decades else other)
