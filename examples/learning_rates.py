@@ -8,8 +8,8 @@ regression the rate rises during the first epoch.
 
 Printed is what runs end with, mean of the seeds: the gap to the optimum in percent (for partial AUC, of the gap at the
 start), or the exact cross-entropy; then every run with proximal steps that is not finite, or, in robust regression,
-worse than its start. Three panels are drawn. What is done is kept in the folder --out, a CSV file of the runs, and not
-done again.
+worse than its start. Three panels are drawn, a run that diverged at the top. What is done is kept in the folder --out,
+a CSV file of the runs, and not done again.
 
     python examples/learning_rates.py --glyphs data/glyphs --pauc-features runs/pauc/features
 
@@ -166,6 +166,7 @@ def figure(rows: list[dict[str, Any]], problems: list[str], path: Path) -> None:
             panel.fill_between(
                 list(found), *([of(each) for each in found.values()] for of in (min, max)), color=color, alpha=0.15
             )
+        panel.axvline(1.0, color="0.8", linewidth=0.8, zorder=0)
         panel.set(xscale="log", yscale="log", ylim=(0.7 * least, 1.4 * top))
         panel.set_xlabel("learning rate / configured learning rate")
         panel.set_ylabel("cross-entropy" if kind_of(problem) == "classification" else "gap to the optimum (%)")

@@ -61,3 +61,23 @@ def test_a_learning_rate_rises_to_what_its_schedule_says(decades, rise, warmup, 
         to_come = max(1 - progress * 20 / warmup, 0)
         assert rising == pytest.approx(plain * 10 ** (-rise * to_come))
         assert plain == pytest.approx(0.5 * 10 ** (-decades * progress) if decades else other)
+
+
+@pytest.mark.parametrize(
+    ("problem", "step", "value", "found"),
+    [
+        ("california_tau1.0", "proximal", math.inf, (1, 1)),
+        ("california_tau1.0", "proximal", 50.1, (0, 1)),
+        ("diabetes, τ 5", "proximal", 50.1, (0, 1)),
+        ("diabetes, τ 5", "proximal", 50.00001, (0, 0)),
+        ("abalone_tau0.2", "gradient", math.inf, (0, 0)),
+        ("pauc_4_tau0.1", "proximal", 1e9, (0, 0)),
+        ("digits", "proximal", math.inf, (1, 0)),
+    ],
+)
+def test_runs_that_break_the_promise_are_found(problem, step, value, found, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS.parent))
+    from learning_rates import broken
+
+    row = {"problem": problem, "step": step, "factor": 10.0, "seed": 0, "value": value, "start": 50.0}
+    assert tuple(map(len, broken([row]))) == found
