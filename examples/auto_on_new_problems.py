@@ -4,21 +4,24 @@ Twelve small problems of scikit-learn's data and of synthetic ones: robust regre
 optimum, and classification. On each, BSGD, SCENT with log α on a grid (with the guard and without, fixed and falling by
 a cosine) and ``log_alpha: auto`` run at every learning rate of a grid, all in the tensor programs of
 examples/benchmarks/step_size_trials.py. "By hand" is the lowest of its hundred or more, chosen with the very seeds that
-it is shown for.
+it is shown for; all these take gradient steps for the weights. "By hand, either step" is chosen among twice as many,
+with the proximal step, too. "Nothing set" is auto with the proximal step at the learning rate and schedule that the
+kind of problem has when none is given.
 
-Printed is, mean of the seeds, each at its best learning rate: the gap to the optimum in percent (for partial AUC, of
-the gap at the start), or for classification the exact cross-entropy over all training rows. What is done is kept in the
-folder --out, a CSV file of the runs, and not done again.
+Printed is, mean of the seeds, each but the last at its best learning rate: the gap to the optimum in percent (for
+partial AUC, of the gap at the start), or for classification the exact cross-entropy over all training rows. What is
+done is kept in the folder --out, a CSV file of the runs, and not done again.
 
     python examples/auto_on_new_problems.py --workers 2
 
-The last line is JSON: for each problem what BSGD, by hand and auto end with.
+The last line is JSON: for each problem what each ends with.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -38,7 +41,16 @@ from sklearn.datasets import load_breast_cancer, load_digits, make_friedman1
 from sklearn.preprocessing import StandardScaler
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
-from step_size_trials import Rule, Setting, classification, cross_entropies, partial_auc, partial_auc_gaps, regression
+from step_size_trials import (
+    NOTHING_SET,
+    Rule,
+    Setting,
+    classification,
+    cross_entropies,
+    partial_auc,
+    partial_auc_gaps,
+    regression,
+)
 
 from scent_lightning.data import SyntheticFeatureDataModule, TabularRegressionDataModule
 
@@ -136,60 +148,96 @@ PROBLEMS = {
     "digits": Problem("classification", digits, 16, 30, (0.3, 1.0, 3.0, 10.0)),
     "1,000 classes": Problem("classification", thousand_classes, 64, 20, (30.0, 100.0, 300.0)),
 }
-METHODS = ("BSGD", "by hand", "auto")
+# What is printed, and of which rows of the CSV file it is the best.
+COLUMNS = {
+    "BSGD": ("BSGD",),
+    "by hand": ("by hand",),
+    "by hand, either step": ("by hand", "by hand, proximal"),
+    "auto": ("auto",),
+    "nothing set": ("nothing set",),
+}
 
 
-def rules(kind: str, reference: float) -> list[tuple[dict[str, Any], Rule]]:
-    """What is tried at a learning rate, and how the row of the CSV file begins; ``reference`` is ν at the optimum."""
-    found = [({"method": "BSGD", "settings": ""}, Rule(math.inf)), ({"method": "auto", "settings": ""}, Rule())]
+def optimum(name: str) -> float:
+    """The least possible objective, 0 for classification."""
+    problem = PROBLEMS[name]
+    if problem.kind == "regression":
+        return least_objective(*problem.data(), problem.tau)
+    if problem.kind == "partial AUC":
+        with contextlib.redirect_stdout(None):
+            return pauc_known_optimum.solve(*problem.data(), problem.tau)[0]
+    return 0.0
+
+
+def rules(kind: str, reference: float) -> list[tuple[str, str, Rule]]:
+    """Method, settings and rule of all that is tried at a learning rate; ``reference`` is ν at the optimum."""
+    found = [("BSGD", "", Rule(math.inf)), ("auto", "", Rule())]
     steps, guard = (range(-4, 21, 2), 1.0) if kind == "classification" else (range(-6, 5), 2.0)
     for step in steps:
         for limit in (math.inf, guard):
             for cosine in (False, True):
                 log_alpha = round(step - reference, 2)
                 named = f"log α {log_alpha:g}{', cosine' if cosine else ''}{f', guard {limit:g}' * (limit < math.inf)}"
-                found.append(({"method": "by hand", "settings": named}, Rule(log_alpha, cosine, limit)))
+                by_hand = Rule(log_alpha, cosine, limit)
+                found.append(("by hand", named, by_hand))
+                found.append(("by hand, proximal", f"{named}, proximal", replace(by_hand, proximal=True)))
     return found
 
 
-def run(name: str, lr: float, seeds: list[int], epochs: int) -> list[dict[str, Any]]:
-    """All that is tried at a learning rate, at once."""
-    silent_process(0)
+def trial(name: str, best: float, lr: float, epochs: int, rules: list[Rule]) -> list[float]:
+    """What each run ends with, infinity where it diverged; ``best`` is the optimum."""
     problem = PROBLEMS[name]
     first, second = problem.data()
     pair = torch.from_numpy(first), torch.from_numpy(second)
-    setting, tau, best = Setting(lr, problem.batch_size, epochs), problem.tau, 0.0
+    setting, tau = Setting(lr, problem.batch_size, epochs), problem.tau
     if problem.kind == "regression":
-        best = least_objective(first, second, tau)
-    elif problem.kind == "partial AUC":
-        with contextlib.redirect_stdout(None):
-            best = pauc_known_optimum.solve(first, second, tau)[0]
-    tried = [
-        ({"problem": name, "lr": lr, "epochs": epochs, **row, "seed": seed}, replace(rule, seed=seed))
-        for row, rule in rules(problem.kind, best / tau)
-        for seed in seeds
-    ]
-    each = [rule for _, rule in tried]
-    if problem.kind == "regression":
-        final = regression(*pair, tau, None, setting, each, "cpu")
+        final = regression(*pair, tau, None, setting, rules, "cpu")
         values = [100 * (value - best) / best for value in final]
     elif problem.kind == "partial AUC":
-        weights = partial_auc(*pair, tau, problem.negatives, setting, each, "cpu")
+        weights = partial_auc(*pair, tau, problem.negatives, setting, rules, "cpu")
         values = partial_auc_gaps(weights, (first, second), tau, best)
     else:
         inputs, labels = pair[0].float(), pair[1].long()
-        values = cross_entropies(classification(inputs, labels, setting, each, "cpu"), inputs, labels)
+        values = cross_entropies(classification(inputs, labels, setting, rules, "cpu"), inputs, labels)
+    return [value if math.isfinite(value) else math.inf for value in values]
+
+
+def run(name: str, lr: float, epochs: int, wanted: list[tuple[str, int]]) -> list[dict[str, Any]]:
+    """The methods and seeds that are wanted at a learning rate, all at once."""
+    silent_process(0)
+    problem, best = PROBLEMS[name], optimum(name)
+    known = [*rules(problem.kind, best / problem.tau), ("nothing set", "", NOTHING_SET[problem.kind])]
+    tried = [(row, seed) for row in known for seed in sorted({seed for _, seed in wanted}) if (row[0], seed) in wanted]
+    values = trial(name, best, lr, epochs, [replace(rule, seed=seed) for (_, _, rule), seed in tried])
     return [
-        {**row, "value": value if math.isfinite(value) else math.inf}
-        for (row, _), value in zip(tried, values, strict=True)
+        {"problem": name, "lr": lr, "epochs": epochs, "method": method, "settings": named, "seed": seed, "value": value}
+        for ((method, named, _), seed), value in zip(tried, values, strict=True)
     ]
 
 
-def best_of(rows: list[dict[str, Any]], method: str) -> tuple[float, float, str]:
+def missing(names: list[str], seeds: list[int], epochs: dict[str, int], file: Path) -> list[tuple[Any, ...]]:
+    """Arguments of :func:`run` for what is not in the file."""
+    done = {tuple(row[key] for key in ("problem", "lr", "epochs", "method", "seed")) for row in read_rows(file)}
+    found = []
+    for name in names:
+        problem = PROBLEMS[name]
+        searched = ("BSGD", "auto", *COLUMNS["by hand, either step"])
+        own = NOTHING_SET[problem.kind].rate
+        assert own is not None
+        todo: dict[float, list[tuple[str, int]]] = {}
+        for lr, method in [*itertools.product(problem.rates, searched), (own, "nothing set")]:
+            for seed in seeds:
+                if (name, lr, epochs[name], method, seed) not in done:
+                    todo.setdefault(lr, []).append((method, seed))
+        found += [(name, lr, epochs[name], wanted) for lr, wanted in todo.items()]
+    return found
+
+
+def best_of(rows: list[dict[str, Any]], methods: tuple[str, ...]) -> tuple[float, float, str]:
     """Least mean over the seeds, its learning rate and its settings."""
     found: dict[tuple[float, str], list[float]] = {}
     for row in rows:
-        if row["method"] == method:
+        if row["method"] in methods:
             found.setdefault((row["lr"], row["settings"]), []).append(row["value"])
     return min((statistics.mean(values), *key) for key, values in found.items())
 
@@ -204,25 +252,20 @@ def main() -> None:
     arguments = parser.parse_args()
     file = arguments.out / "runs.csv"
     epochs = {name: arguments.epochs or PROBLEMS[name].epochs for name in arguments.problems}
-    done = {(row["problem"], row["lr"], row["seed"], row["epochs"]) for row in read_rows(file)}
-    todo = []
-    for name in arguments.problems:
-        for lr in PROBLEMS[name].rates:
-            seeds = [seed for seed in arguments.seeds if (name, lr, seed, epochs[name]) not in done]
-            if seeds:
-                todo.append((name, lr, seeds, epochs[name]))
+    todo = missing(arguments.problems, arguments.seeds, epochs, file)
     run_missing(run, todo, file, arguments.workers)
     rows = [row for row in read_rows(file) if row["seed"] in arguments.seeds]
-    print("| problem | BSGD | by hand | auto | by hand with | lr of auto |\n| --- | --- | --- | --- | --- | --- |")
+    print(f"| problem | {' | '.join(COLUMNS)} | by hand with | either step with | lr of auto |")
+    print("| --- " * (len(COLUMNS) + 4) + "|")
     summary = {}
     for name in arguments.problems:
         mine = [row for row in rows if row["problem"] == name and row["epochs"] == epochs[name]]
-        found = {method: best_of(mine, method) for method in METHODS}
+        found = {column: best_of(mine, methods) for column, methods in COLUMNS.items()}
         unit = "" if PROBLEMS[name].kind == "classification" else " %"
         values = " | ".join(f"{value:.3g}{unit}" for value, _, _ in found.values())
-        _, lr, settings = found["by hand"]
-        print(f"| {name} | {values} | lr {lr:g}, {settings} | {found['auto'][1]:g} |")
-        summary[name] = {method: round(value, 5) for method, (value, _, _) in found.items()}
+        given = [f"lr {found[column][1]:g}, {found[column][2]}" for column in ("by hand", "by hand, either step")]
+        print(f"| {name} | {values} | {' | '.join(given)} | {found['auto'][1]:g} |")
+        summary[name] = {column: round(value, 5) for column, (value, _, _) in found.items()}
     print(json.dumps(summary, ensure_ascii=False))
 
 

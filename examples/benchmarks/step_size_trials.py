@@ -2,9 +2,10 @@
 
 A problem is a cell of robust regression (as examples/reproduce_dro_table.py has tuned it), partial AUC with a known
 optimum (as examples/pauc_known_optimum.py, with 32 or 4 negatives a batch) or the glyphs (as examples/compare_xc.py).
-Batches, learning rates and clipping are theirs; log α, the guard, a factor of the learning rate and the step for the
-weights are a rule's own: add yours to RULES. Printed is, mean over seeds (and the worst), the gap to the optimum in
-percent, or for the glyphs the exact cross-entropy of 8,000 training rows.
+Batches, learning rates and clipping are theirs; log α, the guard, a factor of the learning rate, its schedule and the
+step for the weights are a rule's own: add yours to RULES. "Nothing set" is what the tasks do without being told.
+Printed is, mean over seeds (and the worst), the gap to the optimum in percent, or for the glyphs the exact
+cross-entropy of 8,000 training rows.
 
     python examples/benchmarks/step_size_trials.py --problems california_tau0.2 --seeds 0 1 2
     python examples/benchmarks/step_size_trials.py --problems pauc_4_tau0.1 --pauc-features runs/pauc/features
@@ -40,6 +41,7 @@ PAUC = {f"pauc_{count}_tau{tau}": (count, tau) for count, tau in pauc_known_opti
 GLYPHS = "glyphs"
 PROBLEMS = (*CELLS, *PAUC, GLYPHS)
 AUTO = AutoConstants()
+RISE = 3.0  # powers of ten by which a learning rate that falls to 0 has risen by the end of the warm-up
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class Rule:
         variance: of ν, below which c rises no further.
         share: of the visits so far, over which the average goes back while they are few.
         lr: factor of the learning rate.
+        rate: the learning rate at its largest, whatever the problem's is.
         decades: by how many powers of ten the learning rate falls over the run; None is to 0, by half a cosine.
+        warmup: epochs over which the learning rate rises, by as many powers of ten as it falls by or else by three.
         clip: whether the gradient is clipped as the problem has it.
         proximal: whether the step for the weights is the proximal one, in the exponential part of the loss.
         seed: of the batches.
@@ -73,7 +77,9 @@ class Rule:
     variance: float = AUTO.variance
     share: float = AUTO.share
     lr: float = 1.0
+    rate: float | None = None
     decades: float | None = None
+    warmup: float = 0.0
     clip: bool = True
     proximal: bool = False
     seed: int = 0
@@ -174,21 +180,27 @@ class WeightSteps:
     Args:
         rules: one for each run.
         lr: of the problem.
+        epoch: an epoch as a fraction of the run.
         device: where the numbers are.
     """
 
-    def __init__(self, rules: list[Rule], lr: float, device: str) -> None:
+    def __init__(self, rules: list[Rule], lr: float, epoch: float, device: str) -> None:
         def column(values: list[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float64, device=device)
 
-        self.lr = column([lr * rule.lr for rule in rules])
+        self.lr = column([rule.lr * (lr if rule.rate is None else rule.rate) for rule in rules])
         self.decades = column([math.nan if rule.decades is None else rule.decades for rule in rules])
+        self.warmup = column([rule.warmup * epoch for rule in rules])
+        self.rising = max(rule.warmup for rule in rules) * epoch
         self.proximal = column([rule.proximal for rule in rules]) > 0
         self.clip = column([rule.clip for rule in rules]) > 0
 
     def rates(self, progress: float) -> Tensor:
         """The learning rate of each run now, shape ``(R,)``."""
         factor = torch.where(self.decades.isnan(), remaining(progress).to(self.lr), 10 ** (-self.decades * progress))
+        if progress < self.rising:
+            risen = torch.where(progress < self.warmup, progress / self.warmup, 1.0)
+            factor = factor * 10 ** (self.decades.nan_to_num(RISE) * (risen - 1))
         return self.lr * factor
 
     def scaled(self, gradient: Tensor, log_part: Tensor, progress: float, log_c: float = 0.0) -> Tensor:
@@ -264,7 +276,7 @@ def regression(
     rows, target = rows.to(device), target.to(device)
     weights = torch.linalg.lstsq(rows, target.unsqueeze(1)).solution.T.repeat(len(rules), 1)
     momentum = torch.zeros_like(weights)
-    weight_steps = WeightSteps(rules, setting.lr, device)
+    weight_steps = WeightSteps(rules, setting.lr, 1 / setting.epochs, device)
     steps = setting.epochs * -(-len(target) // setting.batch_size)
     sizes = StepSizes(rules, 1, 1 / setting.epochs, device)
     only = torch.zeros(len(rules), 1, dtype=torch.int64, device=device)
@@ -305,7 +317,7 @@ def partial_auc(
     positives, negatives = positives.to(device), negatives.to(device)
     batch, margin = setting.batch_size, pauc_known_optimum.MARGIN
     steps = setting.epochs * ((len(positives) + len(negatives)) // (2 * batch))
-    weight_steps = WeightSteps(rules, setting.lr, device)
+    weight_steps = WeightSteps(rules, setting.lr, 1 / setting.epochs, device)
     sizes = StepSizes(rules, len(positives), 1 / setting.epochs, device)
     weights = torch.zeros(len(rules), positives.shape[1], dtype=torch.float64, device=device)
     momentum = torch.zeros_like(weights)
@@ -367,7 +379,7 @@ def classification(features: Tensor, labels: Tensor, setting: Setting, rules: li
     weights = torch.zeros(runs * classes, width, device=device)
     nu = torch.full((runs * size,), math.nan, device=device)
     sizes = StepSizes(rules, size, 1 / setting.epochs, device)
-    weight_steps = WeightSteps(rules, setting.lr, device)
+    weight_steps = WeightSteps(rules, setting.lr, 1 / setting.epochs, device)
     run = torch.arange(runs, device=device).unsqueeze(1)
     before = torch.ones(setting.batch_size, setting.batch_size, dtype=torch.bool, device=device).tril(-1)
     generators, step = seeded(rules), 0
@@ -449,6 +461,12 @@ def by_hand(problem: str) -> Rule:
     return Rule(given["log_alpha"], given.get("schedule") == "cosine", given.get("max_log_weight", math.inf))
 
 
+# What the tasks take of their own accord.
+NOTHING_SET = {
+    "regression": Rule(proximal=True, clip=False, rate=0.01, decades=4, warmup=1),
+    "partial AUC": Rule(proximal=True, rate=2e-3),
+    "classification": Rule(proximal=True, rate=1e4),
+}
 RULES: dict[str, Rule | Callable[[Rule], Rule]] = {
     "BSGD": Rule(math.inf),
     "by hand − 3": lambda hand: replace(hand, log_alpha=(hand.log_alpha or 0.0) - 3),
@@ -463,11 +481,13 @@ RULES: dict[str, Rule | Callable[[Rule], Rule]] = {
     "auto, until 0.9": Rule(until=0.9),
     "auto, guard 2": Rule(guard=2.0),
     "auto, no clipping": Rule(clip=False),
-    **{
-        f"auto, proximal, {factor:g} lr": Rule(proximal=True, clip=False, lr=factor) for factor in (1, 3, 10, 100, 1000)
-    },
-    "auto, proximal, 1000 lr to 0.01": Rule(proximal=True, clip=False, lr=1e3, decades=5),
+    "auto, proximal": Rule(proximal=True, clip=False),
 }
+
+
+def kind(problem: str) -> str:
+    """What a problem is, as in :data:`NOTHING_SET`."""
+    return "partial AUC" if problem in PAUC else "classification" if problem == GLYPHS else "regression"
 
 
 def add_trial_arguments(parser: argparse.ArgumentParser) -> None:
@@ -490,7 +510,8 @@ def main() -> None:
     for problem in arguments.problems:
         start = time.perf_counter()
         hand = by_hand(problem)
-        named = {"by hand": hand, **{name: rule(hand) if callable(rule) else rule for name, rule in RULES.items()}}
+        named = {"by hand": hand, "nothing set": NOTHING_SET[kind(problem)]}
+        named |= {name: rule(hand) if callable(rule) else rule for name, rule in RULES.items()}
         named = {name: rule for name, rule in named.items() if any(word in name for word in arguments.rules)}
         runs = [replace(rule, seed=seed) for rule in named.values() for seed in arguments.seeds]
         values = trial(problem, runs, arguments)

@@ -256,9 +256,26 @@ def test_auto_on_new_problems_goes_on_where_it_stopped(tmp_path):
     for found in (first, again):
         assert set(found) == set(problems)
         for values in found.values():  # after three epochs, of steps to be compared only where the bias is large
-            assert 0 < values["by hand"] <= values["BSGD"]
+            assert 0 < values["by hand, either step"] <= values["by hand"] <= values["BSGD"]
             assert 0 < values["auto"] < 3 * values["BSGD"]
+            assert 0 < values["nothing set"] < 10 * values["BSGD"]
         assert found["digits"]["by hand"] < found["digits"]["auto"] < 0.8 * found["digits"]["BSGD"]
+
+
+def test_learning_rates_go_on_where_they_stopped(tmp_path, data_dir):
+    """A cell of regression and a new problem of each kind; a second seed is run beside the first."""
+    problems = ["abalone_tau1.0", "diabetes, τ 0.2", "breast cancer, 2 negatives", "digits"]
+    arguments = ["--problems", *problems, "--data-dir", data_dir, "--epochs", 2, "--out", tmp_path, "--seeds"]
+    for seeds in ([0], [0, 1]):
+        found = json.loads(script(tmp_path, "learning_rates.py", *arguments, *seeds).strip().splitlines()[-1])
+        assert found["runs"] == len(seeds) * len(problems) * 13
+        assert len((tmp_path / "runs.csv").read_text().splitlines()) == 1 + 2 * found["runs"]
+        assert found["not finite"] == 0
+        for name in problems:
+            gradient, proximal = (found[name][step] for step in ("gradient", "proximal"))
+            assert gradient["0.001"] == pytest.approx(proximal["0.001"], rel=1e-3)
+            assert proximal["1000"] < 0.1 * gradient["1000"]
+    assert (tmp_path / "learning_rates.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("anchors", [1, 500, 2000])

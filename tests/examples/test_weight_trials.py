@@ -18,7 +18,7 @@ def test_trials_take_the_packages_step(progress, size, monkeypatch):
     from step_size_trials import Rule, WeightSteps, remaining
 
     rules = [Rule(lr=2.0, proximal=True), Rule(lr=2.0), Rule(lr=50.0, decades=3, proximal=True)]
-    steps = WeightSteps(rules, 0.01, "cpu")
+    steps = WeightSteps(rules, 0.01, 0.1, "cpu")
     generator = torch.Generator().manual_seed(0)
     gradient = size * torch.randn(3, 4, 2, generator=generator, dtype=torch.float64)
     log_part = torch.randn(3, 5, generator=generator, dtype=torch.float64)
@@ -46,3 +46,38 @@ def test_rows_of_one_class_are_one_row(monkeypatch):
         sums = torch.zeros(4, 3).index_add_(0, labels[i], rows[i])
         assert torch.allclose(torch.zeros(4, 3).index_add_(0, labels[i], found[i]), sums, atol=1e-6)
         assert found[i].square().sum() == pytest.approx(sums.square().sum().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("decades", "rise"), [(None, 3), (4, 4), (5, 5)])
+@pytest.mark.parametrize("warmup", [1, 3])
+def test_a_learning_rate_rises_to_what_its_schedule_says(decades, rise, warmup, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from step_size_trials import Rule, WeightSteps
+
+    rules = [Rule(rate=0.5, decades=decades, warmup=warmup), Rule(rate=0.5, decades=decades), Rule(lr=50.0)]
+    steps = WeightSteps(rules, 0.01, 1 / 20, "cpu")
+    for progress in (0.0, 0.01, 0.03, 0.05, 0.15, 0.151, 0.9):
+        rising, plain, other = steps.rates(progress).tolist()
+        to_come = max(1 - progress * 20 / warmup, 0)
+        assert rising == pytest.approx(plain * 10 ** (-rise * to_come))
+        assert plain == pytest.approx(0.5 * 10 ** (-decades * progress) if decades else other)
+
+
+@pytest.mark.parametrize(
+    ("problem", "step", "value", "found"),
+    [
+        ("california_tau1.0", "proximal", math.inf, (1, 1)),
+        ("california_tau1.0", "proximal", 50.1, (0, 1)),
+        ("diabetes, τ 5", "proximal", 50.1, (0, 1)),
+        ("diabetes, τ 5", "proximal", 50.00001, (0, 0)),
+        ("abalone_tau0.2", "gradient", math.inf, (0, 0)),
+        ("pauc_4_tau0.1", "proximal", 1e9, (0, 0)),
+        ("digits", "proximal", math.inf, (1, 0)),
+    ],
+)
+def test_runs_that_break_the_promise_are_found(problem, step, value, found, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS.parent))
+    from learning_rates import broken
+
+    row = {"problem": problem, "step": step, "factor": 10.0, "seed": 0, "value": value, "start": 50.0}
+    assert tuple(map(len, broken([row]))) == found
