@@ -121,6 +121,7 @@ class Problem:
         rates: learning rates.
         tau: temperature.
         negatives: of a batch, for partial AUC.
+        classes: how many there are, for classification.
     """
 
     kind: str
@@ -130,6 +131,13 @@ class Problem:
     rates: tuple[float, ...]
     tau: float = 1.0
     negatives: int = 0
+    classes: int = 1
+
+    @property
+    def nothing_set(self) -> Rule:
+        """What the task of its kind takes of its own accord."""
+        own = NOTHING_SET[self.kind]
+        return replace(own, rate=self.classes * (own.rate or 0.0))
 
 
 FROM_1E_5 = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
@@ -145,8 +153,8 @@ PROBLEMS = {
     "breast cancer, 2 negatives": Problem("partial AUC", breast_cancer, 16, 100, FROM_1E_5, 0.1, 2),
     "digit 8, 32 negatives": Problem("partial AUC", eights, 16, 100, FROM_1E_5, 0.1, 32),
     "digit 8, 4 negatives": Problem("partial AUC", eights, 16, 100, FROM_1E_5, 0.1, 4),
-    "digits": Problem("classification", digits, 16, 30, (0.3, 1.0, 3.0, 10.0)),
-    "1,000 classes": Problem("classification", thousand_classes, 64, 20, (30.0, 100.0, 300.0)),
+    "digits": Problem("classification", digits, 16, 30, (0.3, 1.0, 3.0, 10.0), classes=10),
+    "1,000 classes": Problem("classification", thousand_classes, 64, 20, (30.0, 100.0, 300.0), classes=1000),
 }
 # What is printed, and of which rows of the CSV file it is the best.
 COLUMNS = {
@@ -206,7 +214,7 @@ def run(name: str, lr: float, epochs: int, wanted: list[tuple[str, int]]) -> lis
     """The methods and seeds that are wanted at a learning rate, all at once."""
     silent_process(0)
     problem, best = PROBLEMS[name], optimum(name)
-    known = [*rules(problem.kind, best / problem.tau), ("nothing set", "", NOTHING_SET[problem.kind])]
+    known = [*rules(problem.kind, best / problem.tau), ("nothing set", "", problem.nothing_set)]
     tried = [(row, seed) for row in known for seed in sorted({seed for _, seed in wanted}) if (row[0], seed) in wanted]
     values = trial(name, best, lr, epochs, [replace(rule, seed=seed) for (_, _, rule), seed in tried])
     return [
@@ -222,7 +230,7 @@ def missing(names: list[str], seeds: list[int], epochs: dict[str, int], file: Pa
     for name in names:
         problem = PROBLEMS[name]
         searched = ("BSGD", "auto", *COLUMNS["by hand, either step"])
-        own = NOTHING_SET[problem.kind].rate
+        own = problem.nothing_set.rate
         assert own is not None
         todo: dict[float, list[tuple[str, int]]] = {}
         for lr, method in [*itertools.product(problem.rates, searched), (own, "nothing set")]:

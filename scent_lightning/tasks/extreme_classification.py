@@ -68,7 +68,8 @@ class ExtremeClassificationTask(BaseTask):
         normalize: scale features and class weights to unit norm.
         scale: multiplies the scores, above 0.
         backbone: maps the batch's inputs to features ``(B, D)``; None takes the inputs as they are.
-        lr: learning rate of SGD, above 0; None: 10,000 with the proximal step, else 1.
+        lr: learning rate of SGD, above 0; None: 5 for each class with the proximal step, as a class is in few batches,
+            else 1.
         momentum: momentum of SGD, in [0, 1); on the class weights it decays lazily, see
             :class:`~scent_lightning.optim.RowSparseSGD`.
         weight_decay: L2 penalty of SGD, at least 0; on the class weights that are touched.
@@ -99,7 +100,7 @@ class ExtremeClassificationTask(BaseTask):
     """
 
     learning_rates: ClassVar[Mapping[str, LearningRate]] = {
-        "proximal": LearningRate(10_000.0),
+        "proximal": LearningRate(5.0),  # for each class
         "gradient": LearningRate(1.0),
     }
 
@@ -126,15 +127,11 @@ class ExtremeClassificationTask(BaseTask):
         independent_sample: bool = False,
         warmup_epochs: float | None = None,
     ) -> None:
-        super().__init__(
-            lr,
-            momentum,
-            weight_decay,
-            optimizer=optimizer,
-            lr_schedule=lr_schedule,
-            weight_step=weight_step,
-            warmup_epochs=warmup_epochs,
-        )
+        checked_integer("num_classes", num_classes, least=2)
+        if lr is None and optimizer is None and weight_step == "proximal":
+            # A class's row is moved in one of so many steps.
+            lr = self.learning_rates["proximal"].lr * num_classes
+        super().__init__(lr, momentum, weight_decay, False, optimizer, lr_schedule, weight_step, warmup_epochs)
         checked_integer("top_k", top_k)
         self.class_chunk: int = checked_integer("class_chunk", class_chunk)
         if independent_sample and negatives == "all":

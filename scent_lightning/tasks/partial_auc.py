@@ -139,15 +139,7 @@ class PartialAUCTask(BaseTask):
         independent_sample: bool = False,
         warmup_epochs: float | None = None,
     ) -> None:
-        super().__init__(
-            lr,
-            momentum,
-            weight_decay,
-            optimizer=optimizer,
-            lr_schedule=lr_schedule,
-            weight_step=weight_step,
-            warmup_epochs=warmup_epochs,
-        )
+        super().__init__(lr, momentum, weight_decay, False, optimizer, lr_schedule, weight_step, warmup_epochs)
         self.loss = checked_choice("loss", loss, get_args(Loss))
         self.score = checked_choice("score", score, get_args(Score))
         self.tau = checked_number("tau", tau, above=0)
