@@ -247,14 +247,14 @@ def test_missing_arguments_name_the_choices(tables, capsys):
     with pytest.raises(SystemExit):
         main(["fit"])
     error = capsys.readouterr().err
-    assert "--dual (one of ASGD, BSGD, SCENT" in error
+    assert "--dual (one of ASGD, BSGD, MSVR" in error
     assert "--model (one of" in error
 
 
 def test_divergence_is_one_sentence(tables, capsys):
     arguments = ["--trainer.logger", "false", "--trainer.enable_checkpointing", "false", "--model.lr", "1e30"]
     with pytest.raises(SystemExit) as caught:
-        main(["fit", "--config", CONFIG, *arguments])
+        main(["fit", "--config", CONFIG, *arguments, "--model.weight_step", "gradient"])
     assert caught.value.code == 1
     assert "scent-lightning: error: dual variable 'nu' with SCENT(" in capsys.readouterr().err
 
