@@ -93,6 +93,66 @@ def test_comparison_on_classes(tmp_path):
     assert (tmp_path / "out" / "cross_entropy.png").stat().st_size > 10_000
 
 
+def write_faces(folder, classes=120, faces=3):
+    """As the glyphs: the rows of a class are its typefaces, face by face; each is a turned copy of the class."""
+    generator = np.random.default_rng(0)
+    rows = generator.standard_normal((classes, 8)).astype(np.float32)
+    turned = [rows @ np.linalg.qr(generator.standard_normal((8, 8)))[0].astype(np.float32) for _ in range(faces)]
+    (folder / "train").mkdir()
+    np.save(folder / "train" / "features.npy", np.concatenate(turned))
+    np.save(folder / "train" / "labels.npy", np.tile(np.arange(classes), faces))
+    return turned
+
+
+@pytest.mark.slow
+def test_comparison_on_typefaces(tmp_path):
+    write_faces(tmp_path)
+    methods = ["OpenCLIP", "SoftplusASGD", "SCENT auto"]
+    arguments = ["--path", tmp_path, "--faces", 0, 2, "--seeds", 0, "--batch-sizes", 16, 64, "--epochs", 10]
+    arguments += ["--tau", 0.5, "--lr", 0.05, "--out", tmp_path / "out", "--methods"]
+    script(tmp_path, "compare_clip_glyphs.py", *arguments, *methods[:1])
+    output = script(tmp_path, "compare_clip_glyphs.py", *arguments, *methods)
+    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 1 + 2 * len(methods)
+    assert output.count("| SCENT auto |") == 2
+    assert (tmp_path / "out" / "cross_entropy.png").stat().st_size > 10_000
+    figures = json.loads(output.strip().splitlines()[-1])
+    assert list(figures) == ["16", "64"]
+    for by_method in figures.values():
+        assert list(by_method) == methods
+        for found in by_method.values():
+            assert 0 < found["cross_entropy"] < math.log(102)  # less than by chance
+            assert 0 <= found["R@1"] <= found["R@10"] <= 1
+
+
+@pytest.mark.parametrize("faces", [(0, 1), (1, 0), (2, 2)])
+def test_typefaces_are_paired_by_character_and_compared_exactly(tmp_path, monkeypatch, faces):
+    turned = [torch.from_numpy(face) for face in write_faces(tmp_path)]
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = importlib.import_module("compare_clip_glyphs")
+    train, held_out = example.read_pairs(str(tmp_path), faces)
+    assert [len(rows) for rows in (*train, *held_out)] == [102, 102, 18, 18]
+    place = torch.cdist(torch.cat([train[0], held_out[0]]), turned[faces[0]]).argmin(dim=1)
+    assert sorted(place.tolist()) == list(range(120))
+    torch.testing.assert_close(torch.cat([train[1], held_out[1]]), turned[faces[1]][place])
+    task = example.TwoTowers(8, 102, BSGD(), tau=0.2, epsilon=0.1, lr=0.1)
+    found = example.exact_figures(task, train, held_out)
+    with torch.no_grad():
+        images, texts = task(*train)
+        scores, right = images @ texts.T / 0.2, torch.arange(102)
+        both = [torch.nn.functional.cross_entropy(each, right).item() for each in (scores, scores.T)]
+    assert found["cross_entropy"] == pytest.approx(sum(both) / 2, rel=1e-5)
+    assert found["R@1"] <= found["R@10"]
+
+
+@pytest.mark.parametrize("faces", [(0, 3), (-1, 0), (7, 9)])
+def test_a_typeface_that_is_not_there(tmp_path, monkeypatch, faces):
+    write_faces(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = importlib.import_module("compare_clip_glyphs")
+    with pytest.raises(InputError, match=r"faces must be from 0 to 2, the rows that every class has, got "):
+        example.read_pairs(str(tmp_path), faces)
+
+
 @pytest.mark.slow
 def test_partial_auc_against_its_known_optimum(tmp_path):
     arguments = ["--epochs", 3, "--workers", 2, "--out", tmp_path / "out"]
