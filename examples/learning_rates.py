@@ -156,7 +156,7 @@ def figure(rows: list[dict[str, Any]], problems: list[str], path: Path) -> None:
     figure, axes = plt.subplots(1, len(problems), figsize=(4 * len(problems), 3.5), layout="constrained", squeeze=False)
     for panel, problem in zip(axes[0], problems, strict=True):
         least = min(row["value"] for row in rows if row["problem"] == problem and row["value"] > 0)
-        top = least * (100 if problem == GLYPHS else 1e5)
+        top = least * (100 if problem == GLYPHS else 1e6)
         for step, color in STEPS.items():
             found = {
                 factor: [min(value, top) for value in each] for factor, each in by_factor(rows, problem, step).items()

@@ -215,7 +215,7 @@ class WeightSteps:
         if not self.proximal.any():
             return gradient
         flat = gradient.flatten(1)
-        largest = flat.abs().amax(dim=1).double().clamp(min=1e-300)
+        largest = flat.abs().amax(dim=1).clamp(min=torch.finfo(flat.dtype).tiny).double()
         log_norm = (flat / largest.unsqueeze(1).to(flat)).norm(dim=1).double().log() + largest.log()
         log_a = self.rates(progress).log() + 2 * log_norm - log_mean_exp(log_part) - log_c
         half = (lambert_w(log_a, from_log=True) / -2).exp()

@@ -81,3 +81,17 @@ def test_runs_that_break_the_promise_are_found(problem, step, value, found, monk
 
     row = {"problem": problem, "step": step, "factor": 10.0, "seed": 0, "value": value, "start": 50.0}
     assert tuple(map(len, broken([row]))) == found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-30, 1e30])
+def test_a_gradient_too_small_or_too_large_for_its_dtype_stays_finite(size, dtype, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from step_size_trials import Rule, WeightSteps
+
+    steps = WeightSteps([Rule(proximal=True, rate=1e4)], 1.0, 0.1, "cpu")
+    gradient = torch.full((1, 3, 2), size, dtype=dtype)
+    for log_part in (-200.0, 0.0, 200.0):
+        scaled = steps.scaled(gradient, torch.full((1, 4), log_part, dtype=torch.float64), 0.5)
+        assert scaled.isfinite().all()
+        assert (scaled.abs() <= gradient.abs()).all()
