@@ -179,7 +179,7 @@ def run(folder, config, *arguments):
     return folder / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt"
 
 
-REGRESSION = ["dro_diabetes.yaml", "--trainer.log_every_n_steps=5"]
+REGRESSION = ["dro_diabetes.yaml", "--trainer.log_every_n_steps=5", "--model.warmup_epochs=0"]
 SPARSE = ["xc_synthetic.yaml", "--data.num_classes=50", "--data.rows=300", "--data.val_rows=20", "--data.batch_size=64"]
 SPARSE += ["--model.momentum=0.9", "--model.negatives=uniform", "--model.num_negatives=8", "--model.lr=0.01"]
 

@@ -464,7 +464,7 @@ def by_hand(problem: str) -> Rule:
 # What the tasks take of their own accord; of classification the rate is for each class.
 NOTHING_SET = {
     "regression": Rule(proximal=True, clip=False, rate=0.01, decades=4, warmup=1),
-    "partial AUC": Rule(proximal=True, rate=2e-3),
+    "partial AUC": Rule(proximal=True, rate=1e-3),
     "classification": Rule(proximal=True, rate=5.0),
 }
 GLYPH_CLASSES = 20_902

@@ -78,7 +78,7 @@ class PartialAUCTask(BaseTask):
         freeze_backbone: train the classifier only; the rest stays as it is, batch-norm statistics included.
         max_fpr: largest false-positive rate of the partial AUC that is logged, in (0, 1].
         min_tpr: smallest true-positive rate of the two-way partial AUC that is logged, in [0, 1).
-        lr: learning rate of SGD, above 0; None: 0.002 with the proximal step, else 0.001.
+        lr: learning rate of SGD, above 0; None: 0.001.
         momentum: momentum of SGD, in [0, 1).
         weight_decay: L2 penalty of SGD, at least 0.
         optimizer: another optimiser by class path, with its own settings; replaces the three above.
@@ -109,7 +109,7 @@ class PartialAUCTask(BaseTask):
     way_to_train = "give a network whose last linear layer is not frozen"
 
     learning_rates: ClassVar[Mapping[str, LearningRate]] = {
-        "proximal": LearningRate(2e-3),
+        "proximal": LearningRate(1e-3),
         "gradient": LearningRate(1e-3),
     }
 
