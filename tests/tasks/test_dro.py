@@ -168,20 +168,14 @@ def test_network_of_a_wrong_shape(data):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("cell", "figure", "early"),
-    [("abalone_tau0.2", 9.60, 10.16), ("abalone_tau1.0", 5.1897, 5.31), ("abalone_tau5.0", 0.9556, 0.968)],
+    [("abalone_tau0.2", 9.60, 10.16), ("abalone_tau1.0", 5.1897, 5.238), ("abalone_tau5.0", 0.9556, 0.96)],
 )
 def test_committed_configs_reach_their_figures(cell, figure, early, data_dir, thorough):
     """In a fifth of the epochs what half of that does not reach; the figure itself where all is run."""
     config = yaml.safe_load((ROOT / "configs" / f"dro_{cell}.yaml").read_text())
     L.seed_everything(config["seed_everything"], verbose=False)
     data = TabularRegressionDataModule("abalone", data_dir=str(data_dir), batch_size=100)
-    task = DRORegressionTask(
-        8, DualUpdate.from_config(config["dual"]), **{**config["model"]["init_args"], "lr_schedule": "cosine"}
-    )
-    trainer = quiet_trainer(
-        max_epochs=config["trainer"]["max_epochs"] // (1 if thorough else 5),
-        gradient_clip_val=config["trainer"]["gradient_clip_val"],
-        limit_val_batches=0,
-    )
-    trainer.fit(task, data)
+    task = DRORegressionTask(8, DualUpdate.from_config(config["dual"]), **config["model"]["init_args"])
+    epochs = config["trainer"]["max_epochs"] // (1 if thorough else 5)
+    quiet_trainer(max_epochs=epochs, limit_val_batches=0).fit(task, data)
     assert objective(task, data) <= (figure if thorough else early)

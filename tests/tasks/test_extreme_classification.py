@@ -186,7 +186,14 @@ def test_uniform_negatives_reach_the_optimum_of_the_exact_softmax(dataset):
     for dual in (SCENT(4.0, schedule="cosine"), BSGD()):
         # Dense gradients here, so that the ridge acts on every row at every step.
         task = ExtremeClassificationTask(
-            D, K, 200, dual, negatives="uniform", num_negatives=4, lr=0.3, optimizer=lambda p: Ridge(p, 0.3, ridge)
+            D,
+            K,
+            200,
+            dual,
+            negatives="uniform",
+            num_negatives=4,
+            optimizer=lambda p: Ridge(p, 0.3, ridge),
+            weight_step="gradient",
         )
         quiet_trainer(max_epochs=300).fit(task, batch_loader(small, 50, True))
         trained = task.head.weight.detach().double()
