@@ -59,7 +59,32 @@ def retrieval_ranks(
     return torch.cat(ranks) if ranks else torch.zeros(0, dtype=torch.int64)
 
 
-class RetrievalRecall(Metric):
+class _Recall(Metric):
+    """Recall at several k, of what is kept from all batches and processes.
+
+    Args:
+        ks: which k.
+
+    Raises:
+        InputError: no k, or one that is not a positive integer.
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    #: Names of the states.
+    kept: tuple[str, ...]
+
+    def __init__(self, ks: tuple[int, ...] = (1, 5, 10)) -> None:
+        super().__init__()
+        if not ks:
+            raise InputError(f"ks must hold at least one k, got {ks!r}")
+        self.ks = tuple(checked_integer("each of ks", k) for k in ks)
+        for name in self.kept:
+            self.add_state(name, [], dist_reduce_fx="cat")
+
+
+class RetrievalRecall(_Recall):
     """Recall at k of images by texts and of texts by images, over all pairs of all batches and processes.
 
     The names of the results are open_clip's: ``image_to_text_R@1`` is the fraction of images whose own text is the
@@ -81,21 +106,11 @@ class RetrievalRecall(Metric):
         {'image_to_text_R@1': 0.67, 'image_to_text_R@2': 0.67, 'text_to_image_R@1': 0.67, 'text_to_image_R@2': 1.0}
     """
 
-    is_differentiable = False
-    higher_is_better = True
-    full_state_update = False
+    kept = ("images", "texts", "groups", "indices")
     images: list[Tensor]
     texts: list[Tensor]
     groups: list[Tensor]
     indices: list[Tensor]
-
-    def __init__(self, ks: tuple[int, ...] = (1, 5, 10)) -> None:
-        super().__init__()
-        if not ks:
-            raise InputError(f"ks must hold at least one k, got {ks!r}")
-        self.ks = tuple(checked_integer("each of ks", k) for k in ks)
-        for name in ("images", "texts", "groups", "indices"):
-            self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(self, images: Tensor, texts: Tensor, group: Tensor | None = None, index: Tensor | None = None) -> None:
         """Add pairs; with ``group`` or ``index`` always or never.
@@ -141,7 +156,7 @@ class RetrievalRecall(Metric):
         return found
 
 
-class CaptionRecall(Metric):
+class CaptionRecall(_Recall):
     """Recall at k where an image has several captions, as of COCO and Flickr, over all batches and processes.
 
     ``image_to_text_R@1`` is the fraction of images of which one of their own captions is the nearest of all captions;
@@ -163,22 +178,12 @@ class CaptionRecall(Metric):
         {'image_to_text_R@1': 0.0, 'text_to_image_R@1': 0.33}
     """
 
-    is_differentiable = False
-    higher_is_better = True
-    full_state_update = False
+    kept = ("images", "rows", "texts", "owners", "words")
     images: list[Tensor]
     rows: list[Tensor]
     texts: list[Tensor]
     owners: list[Tensor]
     words: list[Tensor]
-
-    def __init__(self, ks: tuple[int, ...] = (1, 5, 10)) -> None:
-        super().__init__()
-        if not ks:
-            raise InputError(f"ks must hold at least one k, got {ks!r}")
-        self.ks = tuple(checked_integer("each of ks", k) for k in ks)
-        for name in ("images", "rows", "texts", "owners", "words"):
-            self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(self, images: Tensor, rows: Tensor, texts: Tensor, owners: Tensor, words: Tensor | None = None) -> None:
         """Add images, each once in all processes, and captions.
