@@ -25,6 +25,7 @@ from scent_lightning.private_api import entries, skips_backward, trainer_of
 
 __all__ = ["PreviousWeights", "PreviousWeightsMixin"]
 
+# Strategies under which no process has the whole weights, or the whole gradients.
 SHARDED = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 
 # A parameter as a whole, or some of its rows: {"rows": (r,), "values": (r, …)}.

@@ -23,12 +23,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import lightning as L
 import torch
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
 from scent_lightning import distributed
 from scent_lightning.duals.one_anchor import StepOfOne
+from scent_lightning.duals.previous import SHARDED
 from scent_lightning.duals.samples import Samples, mean_objective
 from scent_lightning.duals.step import DualStep
 from scent_lightning.duals.table import DualTable
@@ -53,7 +53,6 @@ Number: TypeAlias = float | Tensor
 
 # Optimisers whose step is the learning rate times the gradient, or times a sum of gradients.
 _LINEAR = (torch.optim.SGD, RowSparseSGD)
-_SHARDED = (FSDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 
 
 class WeightStep(NamedTuple):
@@ -287,7 +286,7 @@ def check_training(trainer: L.Trainer) -> None:
     for optimizer in trainer.optimizers:
         if not takes_proximal(optimizer):
             continue  # its step is no multiple of the gradients, which are left as they are
-        if isinstance(trainer.strategy, _SHARDED):
+        if isinstance(trainer.strategy, SHARDED):
             raise InputError(
                 "weight_step 'proximal' needs whole gradients in each process, and "
                 f"{type(trainer.strategy).__name__} shares them among the processes; set weight_step to 'gradient'"
