@@ -101,11 +101,8 @@ class ProgressLR(LRScheduler):
 
     def _rates(self) -> list[float | Tensor]:
         progress = run_progress(self.trainer) or 0.0
-        if callable(self.factor):
-            factor = self.factor(progress, self.last_epoch)
-            return [rate * factor for rate in self.base_lrs]
-        factors = [factor(progress, self.last_epoch) for factor in self.factor]
-        return [rate * factor for rate, factor in zip(self.base_lrs, factors, strict=True)]
+        factors = [self.factor] * len(self.base_lrs) if callable(self.factor) else self.factor
+        return [rate * factor(progress, self.last_epoch) for rate, factor in zip(self.base_lrs, factors, strict=True)]
 
     def refresh(self) -> None:
         """Set the rates to what they are at this place of the run, between batches."""

@@ -76,6 +76,8 @@ def scheduled_optimizer(trainer: L.Trainer, optimizer: Optimizer, lr_schedule: s
     decades = _DECADES if lr_schedule == "geometric" else _WARMUP_DECADES
 
     def factor(progress: float, step: int) -> float:
+        if warmup_epochs == 0:
+            return fall(progress)
         warmup = min(warmup_epochs * epoch_share(trainer), _LONGEST_WARMUP)
         rise = 10 ** (-decades * (1 - progress / warmup)) if progress < warmup else 1.0
         return rise * fall(progress)
