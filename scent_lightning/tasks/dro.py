@@ -211,8 +211,8 @@ class DRORegressionTask(BaseTask):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν and return τ times the dual objective of the batch."""
         features, target, index = three_parts(batch, "features, target")
-        previous = self.at_previous_weights(lambda: self._scores(features, target))
-        scores = moving = self._scores(features, target)
+        previous = self.at_previous_weights(lambda: self.scores(features, target, index))
+        scores = moving = self.scores(features, target, index)
         if self.independent_sample and (halves := self.halves(index)) is not None:
             chosen, mine = halves
             chosen = chosen[mine].to(scores.device)
@@ -224,8 +224,16 @@ class DRORegressionTask(BaseTask):
         self.log_loss(loss)
         return loss
 
-    def _scores(self, features: Tensor, target: Tensor) -> Tensor:
-        """The losses over τ, shape ``(1, B)``: the samples of the one anchor."""
+    def scores(self, features: Tensor, target: Tensor, index: Tensor) -> Tensor:
+        """The losses over τ, shape ``(1, B)``: the samples of the one anchor.
+
+        A subclass adds to them the logarithm of what each row counts, if they do not all count alike.
+
+        Args:
+            features: shape ``(B, d)``.
+            target: shape ``(B,)``.
+            index: dataset index of each row, shape ``(B,)``.
+        """
         return (self.losses(self(features), target) / self.tau).unsqueeze(0)
 
     def evaluation_step(self, stage: str, batch: Batch) -> None:
