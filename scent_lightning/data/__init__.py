@@ -10,6 +10,7 @@ from scent_lightning.data.imbalanced import ImbalancedImageDataModule
 from scent_lightning.data.indexed import IndexedRows, IndexedTensorDataset, batch_loader
 from scent_lightning.data.stratified import StratifiedBatchSampler
 from scent_lightning.data.tabular import TabularRegressionDataModule
+from scent_lightning.data.with_index import WithIndex
 
 __all__ = [
     "FeatureDataModule",
@@ -21,5 +22,6 @@ __all__ = [
     "StratifiedBatchSampler",
     "SyntheticFeatureDataModule",
     "TabularRegressionDataModule",
+    "WithIndex",
     "batch_loader",
 ]

@@ -19,6 +19,7 @@ from scent_lightning.duals.samples import Samples
 from scent_lightning.duals.separate import samples_of_step
 from scent_lightning.duals.table import IfChanged, Placement
 from scent_lightning.duals.variable import DualVariable
+from scent_lightning.duals.visits import warn_of_places_in_batches
 from scent_lightning.duals.weight_step import (
     ExponentialPart,
     WeightStep,
@@ -293,9 +294,10 @@ class DualVariableMixin(PreviousWeightsMixin):
             self.__dict__["last_weight_step"] = proximal_gradients(optimizer, exponential, *factors)
 
     def on_train_epoch_end(self) -> None:
-        """Learn how long an epoch is in a run that ends by the clock."""
+        """Learn how long an epoch is in a run that ends by the clock; look whether the indices can be right."""
         super().on_train_epoch_end()
         self._resumption.end_epoch(self.trainer, self._variables())
+        warn_of_places_in_batches(self._variables(), self.trainer)
 
     def on_fit_start(self) -> None:
         """Stop before training on a table that belongs to another training set, or start it anew if that is wanted.
