@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import lightning as L
 
@@ -11,7 +12,7 @@ from scent_lightning.duals.table import DualTable
 
 __all__ = ["warn_of_places_in_batches"]
 
-# Of a batch's share of the anchors: so many more visited ones are still no sign of dataset indices.
+# Visited anchors in those of an average batch: up to so many are no sign of dataset indices.
 _LARGER = 1.5
 
 
@@ -26,20 +27,17 @@ def warn_of_places_in_batches(tables: Iterable[DualTable], trainer: L.Trainer) -
         trainer: at the end of an epoch. Where it was told to take part of the batches, nothing can be said.
     """
     batches = trainer.num_training_batches
-    if batches < 3 or trainer.limit_train_batches != 1.0 or trainer.overfit_batches:
+    if batches < 3 or trainer.limit_train_batches != 1.0:
         return
-    dataset = getattr(trainer.train_dataloader, "dataset", None)
+    dataset: Any = getattr(trainer.train_dataloader, "dataset", None)
     rows = len(dataset) if hasattr(dataset, "__len__") else math.inf
     for table in tables:
         visited = int(table.visited.sum())
-        if (
-            1 < visited < min(rows, table.num_anchors)
-            and visited * batches <= _LARGER * table.num_anchors
-            and bool(table.visited[:visited].all())
-        ):
+        share = visited * batches / table.num_anchors
+        if 1 < visited < min(rows, table.num_anchors) and share <= _LARGER and bool(table.visited[:visited].all()):
             table.warn_once(
                 "visits",
                 f"after an epoch of {batches} batches only the anchors 0 to {visited - 1} of {table.num_anchors} of "
-                f"dual variable {table.name!r} were visited: if index is a row's place in its batch, give its place in the "
-                "data set instead (scent_lightning.data.WithIndex adds it to any data set)",
+                f"dual variable {table.name!r} were visited: if index is a row's place in its batch, give its place in "
+                "the data set instead (scent_lightning.data.WithIndex adds it to any data set)",
             )
