@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from pydoc import locate
 from typing import Any, NoReturn
@@ -28,6 +29,7 @@ from scent_lightning.arguments import check_trainer, explain
 from scent_lightning.callbacks import DualVariableMonitor, LastCheckpoint, PredictionWriter
 from scent_lightning.callbacks.lookup import tensorboard_loggers
 from scent_lightning.checkpoint import AtomicCheckpointIO, local_path
+from scent_lightning.configurations import list_configurations, with_configurations
 from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.duals.table import IfChanged
 from scent_lightning.errors import InputError
@@ -39,6 +41,11 @@ from scent_lightning.sizes import FromCheckpoint, SizeOfData, sizes_of
 __all__ = ["ScentCLI", "default_callbacks", "main"]
 
 PROGRESS_REFRESH = 50
+PROGRAM = "scent-lightning"
+DESCRIPTION = (
+    "Compositional entropic risk minimisation with PyTorch Lightning. `scent-lightning configs` lists the "
+    "configurations that come with the package; --config takes one by its name, or a file."
+)
 
 
 def default_callbacks(trainer_config: dict[str, Any], subcommand: str = "fit") -> list[L.Callback]:
@@ -224,6 +231,16 @@ class ScentCLI(LightningCLI):
                 rank_zero_info(f"Predictions: {callback.written}")
 
 
+def _print_configurations() -> None:
+    """The names of the package's configurations, with a sentence each."""
+    found = list_configurations()
+    width = max(map(len, found))
+    try:
+        print("\n".join(f"{name:<{width}}  {sentence}" for name, sentence in found.items()), flush=True)
+    except BrokenPipeError:  # as by `head`, which has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _of_thread(otherwise: Callable[[threading.ExceptHookArgs], Any], raised: threading.ExceptHookArgs) -> None:
     """Leave it to the main thread to tell of a file that cannot be written: TensorBoard's thread hands it on."""
     if not isinstance(raised.exc_value, OSError):
@@ -240,13 +257,17 @@ def main(args: ArgsType = None) -> None:
     """Run the command line.
 
     Args:
-        args: arguments as a list; None takes those of the process.
+        args: arguments as a list; None takes those of the process. Where ``--config`` names one of the package's
+            configurations, it is taken.
 
     Raises:
         SystemExit: with one sentence on standard error for all that :func:`failure` knows: code 2 for a wrong argument,
             setting, file or folder, and code 1 where training diverges.
     """
-    before, folder = threading.excepthook, os.getcwd()
+    if (sys.argv[1:] if args is None else args) == ["configs"]:
+        _print_configurations()
+        return
+    before, folder, command = threading.excepthook, os.getcwd(), sys.argv
     is_new = folder not in sys.path
     if is_new:
         sys.path.append(folder)  # the last place: no file there stands in for an installed module
@@ -254,6 +275,11 @@ def main(args: ArgsType = None) -> None:
     # The death of a loader process may interrupt a logger as it writes, which would print a traceback of its own.
     loggers_tell, logging.raiseExceptions = logging.raiseExceptions, shows_traceback()
     try:
+        if args is None:
+            # In its place: Lightning warns of arguments that are handed over where the process has some.
+            sys.argv = [command[0], *with_configurations(command[1:])]
+        elif isinstance(args, list):
+            args = with_configurations(args)
         ScentCLI(
             L.LightningModule,
             L.LightningDataModule,
@@ -263,7 +289,7 @@ def main(args: ArgsType = None) -> None:
             # Without a logger every run's configuration has one place, and the second run would stop at the first's.
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
-            parser_kwargs={"description": "Compositional entropic risk minimisation with PyTorch Lightning."},
+            parser_kwargs={"prog": PROGRAM, "description": DESCRIPTION, "version": version(PROGRAM)},
             args=args,
         )
     except Exception as error:
@@ -276,7 +302,7 @@ def main(args: ArgsType = None) -> None:
         print(f"scent-lightning: error: {known[1]}", file=sys.stderr)
         raise SystemExit(known[0]) from None
     finally:
-        threading.excepthook = before
+        threading.excepthook, sys.argv = before, command
         logging.raiseExceptions = loggers_tell
         if is_new:
             sys.path.remove(folder)
