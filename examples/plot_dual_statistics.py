@@ -33,26 +33,35 @@ def draw(scalars: dict[str, tuple[list[int], list[float]]], name: str, axes: Any
     def of(key: str) -> tuple[list[int], list[float]]:
         return scalars[f"dual/{name}/{key}"]
 
+    def band(low: str, high: str, panel: Any, **look: Any) -> None:
+        if f"dual/{name}/{low}" in scalars:
+            steps, bottom = of(low)
+            panel.fill_between(steps, bottom, of(high)[1], **look)
+
+    def line(key: str, panel: Any, **look: Any) -> None:
+        if f"dual/{name}/{key}" in scalars:
+            panel.plot(*of(key), **look)
+
     table, weights, movement, gamma = axes
-    steps = of("table_q50")[0]
-    table.fill_between(steps, of("table_q01")[1], of("table_q99")[1], alpha=0.15, label="1 to 99 %", color="C0")
-    table.fill_between(steps, of("table_q25")[1], of("table_q75")[1], alpha=0.35, label="25 to 75 %", color="C0")
-    table.plot(steps, of("table_q50")[1], color="C0", label="median")
-    table.set_title(f"ν of all visited anchors ({name})")
-    weights.plot(*of("weight"), color="C1", label="mean")
-    weights.plot(*of("weight_max"), color="C1", alpha=0.4, label="largest")
+    if f"dual/{name}/table_q50" in scalars:
+        band("table_q01", "table_q99", table, alpha=0.15, label="1 to 99 %", color="C0")
+        band("table_q25", "table_q75", table, alpha=0.35, label="25 to 75 %", color="C0")
+        line("table_q50", table, color="C0", label="median")
+        table.set_title(f"ν of all visited anchors ({name})")
+    else:
+        line("mean", table, color="C0", label="ν")
+        table.set_title(f"ν ({name})")
+    line("weight", weights, color="C1", label="mean")
+    line("weight_max", weights, color="C1", alpha=0.4, label="largest")
     weights.axhline(1, color="black", linewidth=0.8, linestyle=":")
     weights.set_yscale("log")
     weights.set_title("weight exp(ℓ − ν) of the batch")
-    movement.plot(*of("change"), color="C2", label="mean |new ν − old ν|")
-    movement.plot(*of("guarded"), color="C3", label="fraction guarded")
+    line("change", movement, color="C2", label="mean |new ν − old ν|")
+    line("guarded", movement, color="C3", label="fraction guarded")
     movement.set_title("movement")
     if f"dual/{name}/effective_gamma" in scalars:
-        steps, values = of("effective_gamma")
-        gamma.fill_between(
-            steps, of("effective_gamma_min")[1], of("effective_gamma_max")[1], alpha=0.2, color="C4", label="range"
-        )
-        gamma.plot(steps, values, color="C4", label="mean")
+        band("effective_gamma_min", "effective_gamma_max", gamma, alpha=0.2, color="C4", label="range")
+        line("effective_gamma", gamma, color="C4", label="mean")
         gamma.set_ylim(0, 1)
         gamma.set_title("effective γ = sigmoid(log α + ν)")
     for panel in axes:

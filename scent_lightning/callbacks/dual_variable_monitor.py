@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
@@ -16,6 +18,10 @@ from scent_lightning.duals.step import DualStep
 __all__ = ["DualVariableMonitor"]
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
+# What only ``detail`` shows, and what repeats the rest where there is one anchor.
+DETAILS = frozenset({"min", "max", "std", "change", "kappa", "reference", "table_q25", "table_q75"})
+DETAILS |= {"effective_gamma_min", "effective_gamma_max"}
+OF_SEVERAL = frozenset({"weight_max"})
 # TensorBoard's bins end at 1e20, and it stops where no value falls into any.
 LARGEST_IN_HISTOGRAM = 9e19
 # Quantiles and histogram copy and sort what they are of, some ten times the memory of so many anchors of the table.
@@ -30,47 +36,65 @@ class DualVariableMonitor(L.Callback):
     ==============================  ===================================================================================
     tag                             meaning
     ==============================  ===================================================================================
-    ``dual/NAME/mean min max std``  the new ν of the batch's anchors
-    ``dual/NAME/change``            mean \|new ν − ν before\|, where an anchor on its first visit starts at ℓ
+    ``dual/NAME/mean``              the new ν of the batch's anchors, their mean
     ``dual/NAME/weight``            mean :math:`\exp(\ell - \nu)`, 1 at stationarity; above 1, ν lags below the scores
     ``dual/NAME/weight_max``        the largest of them: what a single anchor can do to the gradient
     ``dual/NAME/guarded``           fraction of the anchors that the guard raised
-    ``dual/NAME/kappa``             mean κ of the anchors, :math:`m \sum_j e^{2 s_j} / (\sum_j e^{s_j})^2`, from 1 to m
     ``…/effective_samples``         mean m/κ: how many of an anchor's m samples count; near 1, a larger batch would help
-    ``dual/NAME/log_alpha``, …      the update's scheduled step size under its own name (``gamma``, ``alpha``)
-    ``dual/NAME/effective_gamma``   SCENT: mean of sigmoid(log α + ν), with ``_min`` and ``_max``
-    ``dual/NAME/reference``         SCENT with log α "auto": the least windowed mean of ν so far, once there is one
+    ``dual/NAME/log_alpha``, …      the update's scheduled step size under its own name (``gamma``, ``alpha``); not
+                                    while log α is infinite, as in the first epoch of "auto"
+    ``dual/NAME/effective_gamma``   SCENT: mean of sigmoid(log α + ν)
     ==============================  ===================================================================================
+
+    At the end of every epoch, over the visited anchors of the table: ``dual/NAME/table_mean``, the quantiles
+    ``table_q01``, ``table_q50`` and ``table_q99``, the fraction of anchors ``visited``, and with TensorBoard a
+    histogram, ``dual/NAME/histogram``. Of a table with more than two million anchors, mean, quantiles and histogram are
+    those of at least a million, evenly spaced in the table. A dual of one anchor has none of these and no
+    ``weight_max``, which would repeat what the others say.
+
+    With ``detail`` also, of the batch, ``min``, ``max`` and ``std`` of ν, ``change`` (mean \|new ν − ν before\|, where
+    an anchor on its first visit starts at ℓ), ``kappa`` (mean κ, :math:`m \sum_j e^{2 s_j} / (\sum_j e^{s_j})^2`, from
+    1 to m), ``effective_gamma_min`` and ``…_max``, and of SCENT with log α "auto" the ``reference``, the least windowed
+    mean of ν so far, once there is one; of the table ``table_q25`` and ``table_q75``.
 
     Where the weights take a proximal step (``weight_step``), also ``weights/decrease``, the nats W(a) that the step
     takes off its own batch in its model, and ``weights/scale``, what the gradient was multiplied by.
 
-    At the end of every epoch, over the visited anchors of the table: ``dual/NAME/table_mean``, the quantiles
-    ``table_q01``, ``table_q25``, ``table_q50``, ``table_q75`` and ``table_q99``, the fraction of anchors ``visited``,
-    and with TensorBoard a histogram, ``dual/NAME/histogram``. Of a table with more than two million anchors, mean,
-    quantiles and histogram are those of at least a million, evenly spaced in the table.
+    TensorBoard's page *custom scalars* shows ν with its quantiles as a band, the weights, the step size and the losses.
 
     Nothing is computed, and no device waited for, between logging steps. κ (:mod:`scent_lightning.duals.kappa`) is that
     of the whole step: over the anchors of all processes, each once and by all its samples.
 
     Args:
         histogram: write the histogram of the table once an epoch (TensorBoard only).
+        detail: log all there is; also for one anchor.
 
     Example:
         >>> import lightning as L
         >>> trainer = L.Trainer(callbacks=[DualVariableMonitor()], logger=False, accelerator="cpu")
     """
 
-    def __init__(self, histogram: bool = True) -> None:
+    def __init__(self, histogram: bool = True, detail: bool = False) -> None:
         super().__init__()
         self.histogram = histogram
+        self.detail = detail
         self._logged_step = -1
         self._measures = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """A new run logs its first step again."""
+        """A new run logs its first step again; TensorBoard is told what belongs together."""
         self._logged_step = -1
         self._measure(pl_module, False)
+        if trainer.is_global_zero and (layout := custom_scalars(duals_of(pl_module))):
+            for logger in tensorboard_loggers(trainer):
+                logger.experiment.add_custom_scalars(layout)
+
+    def _kept(self, variable: DualVariable, statistics: dict[str, float]) -> dict[str, float]:
+        """Those that are logged."""
+        if self.detail:
+            return statistics
+        left_out = DETAILS if variable.num_anchors > 1 else DETAILS | OF_SEVERAL
+        return {key: value for key, value in statistics.items() if key not in left_out}
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -103,8 +127,8 @@ class DualVariableMonitor(L.Callback):
         metrics: dict[str, float] = {}
         for name, variable in duals_of(pl_module).items():
             if variable.last_step is not None:
-                for key, value in batch_statistics(variable, variable.last_step).items():
-                    metrics[f"dual/{name}/{key}"] = value
+                found = batch_statistics(variable, variable.last_step)
+                metrics |= {f"dual/{name}/{key}": value for key, value in self._kept(variable, found).items()}
         weight_step = getattr(pl_module, "last_weight_step", None)
         if weight_step is not None:
             metrics |= {"weights/decrease": weight_step.decrease, "weights/scale": weight_step.scale}
@@ -115,10 +139,11 @@ class DualVariableMonitor(L.Callback):
         if not trainer.loggers:
             return
         for name, variable in duals_of(pl_module).items():
-            if trainer.is_global_zero:
+            if trainer.is_global_zero and (self.detail or variable.num_anchors > 1):
                 every = max(variable.num_anchors // MOST_ANCHORS, 1)
                 values = variable.nu[::every][variable.visited[::every]].cpu().numpy()
-                metrics = {f"dual/{name}/{key}": value for key, value in table_statistics(variable, values).items()}
+                found = self._kept(variable, table_statistics(variable, values))
+                metrics = {f"dual/{name}/{key}": value for key, value in found.items()}
                 self._log(trainer, metrics, trainer.global_step - 1)
                 values = np.clip(values[np.isfinite(values)], -LARGEST_IN_HISTOGRAM, LARGEST_IN_HISTOGRAM)
                 if self.histogram and values.size:
@@ -155,7 +180,8 @@ def batch_statistics(variable: DualVariable, step: DualStep) -> dict[str, float]
     update = variable.update_at(step.progress, step.rows[valid.to(step.rows.device)])
     values |= update.statistics(before, log_mean, step.progress)
     numbers = torch.stack([value.to(nu) for value in values.values()]).tolist()
-    found = dict(zip(values, numbers, strict=True)) | update.step_sizes(step.progress)
+    sizes = update.step_sizes(step.progress)
+    found = dict(zip(values, numbers, strict=True)) | {key: size for key, size in sizes.items() if size != math.inf}
     return found if variable.auto is None else found | variable.auto.statistics()
 
 
@@ -167,3 +193,21 @@ def table_statistics(variable: DualVariable, values: np.ndarray) -> dict[str, fl
         for quantile, value in zip(QUANTILES, np.quantile(values, QUANTILES), strict=True):
             statistics[f"table_q{round(100 * quantile):02d}"] = float(value)
     return statistics
+
+
+def custom_scalars(variables: Mapping[str, DualVariable]) -> dict[str, dict[str, list[Any]]]:
+    """TensorBoard's layout of what is logged of some dual variables: charts by their titles, for each."""
+    layout: dict[str, dict[str, list[Any]]] = {}
+    for name, variable in variables.items():
+        tag = f"dual/{name}"
+        band = ["Margin", [f"{tag}/table_q50", f"{tag}/table_q01", f"{tag}/table_q99"]]
+        layout[f"dual variable {name}"] = {
+            "ν: median, 1 % to 99 %" if variable.num_anchors > 1 else "ν": (
+                band if variable.num_anchors > 1 else ["Multiline", [f"{tag}/mean$"]]
+            ),
+            "weight exp(ℓ − ν): mean and largest": ["Multiline", [f"{tag}/weight(_max)?$"]],
+            "step size": ["Multiline", [f"{tag}/(log_alpha|alpha|gamma|effective_gamma)$"]],
+        }
+    if layout:
+        layout["run"] = {"loss": ["Multiline", ["train/loss$"]], "validation": ["Multiline", ["val/.*"]]}
+    return layout

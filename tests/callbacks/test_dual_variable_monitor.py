@@ -1,6 +1,7 @@
 """The monitor's event file, read back with TensorBoard's own reader and checked against the run."""
 
 import math
+import re
 
 import lightning as L
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
 
 from scent_lightning import functional as F
 from scent_lightning.callbacks import DualVariableMonitor, dual_variable_monitor
@@ -17,6 +19,8 @@ from scent_lightning.duals import BSGD, SCENT, SOX, DualVariable, SoftplusASGD
 from tests.helpers import SoftmaxData, SoftmaxTask, quiet_trainer
 
 BATCH_TAGS = ("mean", "min", "max", "std", "change", "weight", "weight_max", "guarded", "kappa", "effective_samples")
+FEW_TAGS = {"mean", "weight", "weight_max", "guarded", "effective_samples", "gamma"}
+FEW_TABLE_TAGS = {"table_mean", "table_q01", "table_q50", "table_q99", "visited"}
 TABLE_TAGS = ("table_mean", "table_q01", "table_q25", "table_q50", "table_q75", "table_q99", "visited")
 
 
@@ -82,7 +86,7 @@ def run(tmp_path_factory):
         limit_val_batches=0,
         log_every_n_steps=2,
         logger=logger,
-        callbacks=[recorder, DualVariableMonitor()],
+        callbacks=[recorder, DualVariableMonitor(detail=True)],
     )
     trainer.fit(task, data)
     events = EventAccumulator(logger.log_dir, size_guidance={"histograms": 0, "scalars": 0})
@@ -134,7 +138,8 @@ def test_other_loggers_get_the_scalars(tmp_path):
         max_epochs=2, log_every_n_steps=1, logger=logger, callbacks=[DualVariableMonitor()], limit_val_batches=0
     ).fit(SoftmaxTask(24, SOX(0.5)), data)
     header = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()[0].split(",")
-    assert {f"dual/nu/{name}" for name in (*BATCH_TAGS, *TABLE_TAGS, "gamma")} <= set(header)
+    logged = {name for name in header if name.startswith("dual/")}
+    assert logged == {f"dual/nu/{name}" for name in FEW_TAGS | FEW_TABLE_TAGS}
 
 
 def test_no_histogram_when_switched_off_and_no_logger_needed(tmp_path):
@@ -147,6 +152,65 @@ def test_no_histogram_when_switched_off_and_no_logger_needed(tmp_path):
     events.Reload()
     assert events.Tags()["histograms"] == []
     quiet_trainer(max_epochs=1, callbacks=[DualVariableMonitor()]).fit(SoftmaxTask(24), data)
+
+
+class OneAnchor(SoftmaxTask):
+    """All rows are samples of one anchor."""
+
+    def __init__(self, dual):
+        super().__init__(1, dual)
+
+    def loss(self, batch):
+        features, _, _ = batch
+        return self.entropic_risk("nu", self.linear(features)[:, :1].T, torch.zeros(1, dtype=torch.int64))
+
+
+def events_of(task, tmp_path, **arguments):
+    logger = TensorBoardLogger(tmp_path)
+    quiet_trainer(
+        max_epochs=3,
+        log_every_n_steps=1,
+        logger=logger,
+        callbacks=[DualVariableMonitor(**arguments)],
+        limit_val_batches=0,
+    ).fit(task, SoftmaxData())
+    events = EventAccumulator(logger.log_dir, size_guidance={"scalars": 0})
+    events.Reload()
+    return events
+
+
+def test_one_anchor_has_six_tags_and_no_histogram(tmp_path):
+    events = events_of(OneAnchor(SCENT()), tmp_path)
+    found = {tag for tag in events.Tags()["scalars"] if tag.startswith("dual/")}
+    names = {"mean", "weight", "guarded", "effective_samples", "log_alpha", "effective_gamma"}
+    assert found == {f"dual/nu/{name}" for name in names}
+    assert not events.Tags()["histograms"]
+    # In the first epoch of "auto" α is infinite, which no curve can show.
+    steps = [event.step for event in events.Scalars("dual/nu/log_alpha")]
+    assert 0 < len(steps) < len(events.Scalars("dual/nu/effective_gamma"))
+    assert all(math.isfinite(event.value) for event in events.Scalars("dual/nu/log_alpha"))
+
+
+def test_detail_of_one_anchor(tmp_path):
+    events = events_of(OneAnchor(SCENT(0.0)), tmp_path, detail=True)
+    assert {f"dual/nu/{name}" for name in (*BATCH_TAGS, *TABLE_TAGS)} <= set(events.Tags()["scalars"])
+
+
+@pytest.mark.parametrize(("task", "chart"), [(SoftmaxTask(24), "margin"), (OneAnchor(SOX(0.5)), "multiline")])
+def test_the_layout_names_tags_that_are_there(task, chart, tmp_path):
+    events = events_of(task, tmp_path)
+    content = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+    tags = events.Tags()["scalars"]
+    (nu, *charts) = content.category[0].chart
+    assert content.category[0].title == "dual variable nu"
+    assert nu.WhichOneof("content") == chart
+    if chart == "margin":
+        (series,) = nu.margin.series
+        assert {series.value, series.lower, series.upper} == {f"dual/nu/table_q{q}" for q in ("50", "01", "99")}
+        assert {series.value, series.lower, series.upper} <= set(tags)
+    for each in (*charts, *([] if chart == "margin" else [nu])):
+        for pattern in each.multiline.tag:
+            assert any(re.search(pattern, tag) for tag in tags), pattern
 
 
 def test_a_module_without_duals_is_left_alone(tmp_path):
@@ -214,7 +278,7 @@ def test_a_table_of_any_values(values, tmp_path):
     task.duals["nu"].nu[:] = torch.tensor(values)
     task.duals["nu"].visited[:] = True
     trainer = quiet_trainer(logger=TensorBoardLogger(tmp_path), max_epochs=1)
-    monitor = DualVariableMonitor()
+    monitor = DualVariableMonitor(detail=True)
     monitor.on_train_epoch_end(trainer, task)
     trainer.logger.experiment.flush()
     events = EventAccumulator(trainer.logger.log_dir, size_guidance={"histograms": 0})
