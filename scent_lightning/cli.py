@@ -27,7 +27,6 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from scent_lightning.arguments import check_trainer, explain
 from scent_lightning.callbacks import DualVariableMonitor, LastCheckpoint, PredictionWriter
-from scent_lightning.callbacks.lookup import tensorboard_loggers
 from scent_lightning.checkpoint import AtomicCheckpointIO, local_path
 from scent_lightning.configurations import list_configurations, with_configurations
 from scent_lightning.duals import DualUpdate, DualVariableMixin
@@ -36,6 +35,7 @@ from scent_lightning.errors import InputError
 from scent_lightning.failure import failure, shows_traceback, users_error
 from scent_lightning.named_checkpoints import find_checkpoint, is_word
 from scent_lightning.private_api import LINKED_TARGETS, checkpoint_io_given, parser_of
+from scent_lightning.report import end_of_fit, missing_monitors
 from scent_lightning.sizes import FromCheckpoint, SizeOfData, sizes_of
 
 __all__ = ["ScentCLI", "default_callbacks", "main"]
@@ -211,18 +211,11 @@ class ScentCLI(LightningCLI):
         return super().instantiate_trainer(**{**kwargs, **defaults})
 
     def after_fit(self) -> None:
-        """Say where the results are."""
-        for logger in tensorboard_loggers(self.trainer):
-            rank_zero_info(f"TensorBoard log: {logger.log_dir}  (watch it: tensorboard --logdir {logger.save_dir})")
-        checkpoints = [c.last_model_path for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-        for path in filter(None, checkpoints):
-            rank_zero_info(f"Last checkpoint: {path}")
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            monitor = getattr(callback, "monitor", None)
-            if isinstance(monitor, str) and monitor not in self.trainer.callback_metrics:
-                logged = ", ".join(sorted(self.trainer.callback_metrics))
-                name = type(callback).__name__
-                rank_zero_warn(f"{name} monitors {monitor!r}, which was not logged in this run; logged were {logged}")
+        """Say what came out, where it is, and how to go on."""
+        for line in end_of_fit(self.trainer):
+            rank_zero_info(line)
+        for sentence in missing_monitors(self.trainer):
+            rank_zero_warn(sentence)
 
     def after_predict(self) -> None:
         """Say where the predictions are."""

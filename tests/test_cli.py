@@ -4,6 +4,7 @@ import csv
 import logging
 import pickle
 import re
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -50,7 +51,9 @@ def run(tmp_path_factory):
 def test_fit_leaves_log_config_and_checkpoint_and_says_where(run):
     _, done, log = run
     assert f"TensorBoard log: {log}" in done.stderr + done.stdout
-    assert f"Last checkpoint: {log / 'checkpoints' / 'last.ckpt'}" in done.stderr + done.stdout
+    said = done.stderr + done.stdout
+    assert f"Last checkpoint: {log / 'checkpoints' / 'last.ckpt'}" in said
+    assert re.search(r"Metrics: val/entropic_risk 0\.\d+, val/rmse \S+, val/worst_loss \S+, train/loss \d", said)
     assert "Epoch 3" in done.stderr + done.stdout  # the progress bar
     events = EventAccumulator(str(log))
     events.Reload()
@@ -62,6 +65,21 @@ def test_fit_leaves_log_config_and_checkpoint_and_says_where(run):
     assert saved["dual"]["class_path"] == "scent_lightning.updates.SCENT"
     assert saved["trainer"]["max_epochs"] == 4
     assert list((log / "checkpoints").iterdir()) == [log / "checkpoints" / "last.ckpt"]
+
+
+@pytest.mark.slow
+def test_the_commands_that_a_fit_ends_with_run_as_they_are(run, monkeypatch):
+    folder, done, _ = run
+    monkeypatch.chdir(folder)
+    said = dict(re.findall(r"^(Predict|Train on): scent-lightning (.+)$", done.stderr + done.stdout, re.MULTILINE))
+    assert said["Predict"].startswith(
+        "predict --config lightning_logs/version_0/config.yaml --ckpt_path lightning_logs"
+    )
+    assert said["Train on"].endswith("--trainer.max_epochs 8")
+    assert "Predictions: " in (made := command(folder, *shlex.split(said["Predict"]))).stdout + made.stderr
+    resumed = command(folder, *shlex.split(said["Train on"]))
+    assert "Epoch 7" in resumed.stdout + resumed.stderr
+    assert "Epoch 3:" not in resumed.stdout + resumed.stderr
 
 
 @pytest.mark.slow
