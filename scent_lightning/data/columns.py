@@ -18,6 +18,7 @@ Array = npt.NDArray[Any]
 
 NAMED = 5  # columns or rows in a message
 _DATES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
+_ENCODE = "; encode (--data.encode true) makes numbers of texts"
 _TOLERANCE = 0.01  # rounding may take this fraction of a column's standard deviation
 
 
@@ -50,7 +51,7 @@ def _hint(column: pd.Series) -> str:
     if re.fullmatch(r"[-+]?[\d.,' \u00a0]*\d", value):
         return "; write numbers with a decimal point and nothing between thousands"
     if re.fullmatch(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*", value):
-        return "; make a date a number first, such as days since a date"
+        return "; encode (--data.encode true) makes a date the days since the first one"
     return ""
 
 
@@ -77,7 +78,7 @@ def numbers(table: str, frame: pd.DataFrame, columns: list[str]) -> Array:
         names = [columns[position] for position in np.flatnonzero(~finite.all(axis=0))]
         raise InputError(
             f"{table} has missing or non-finite values in rows {listed(bad.tolist(), NAMED)} (counted from 0), "
-            f"columns {listed(names, NAMED)}"
+            f"columns {listed(names, NAMED)}; encode (--data.encode true) fills in what is missing"
         )
     check_range(table, values, columns, np.arange(len(values)))
     return values
@@ -88,14 +89,14 @@ def _column(table: str, column: pd.Series, name: str) -> Array:
     if kind in _DATES:
         raise InputError(
             f"column {name!r} of {table} holds dates or times, which are no numbers: make it a number, such as days "
-            "since a date, or leave it out by naming the others in features"
+            "since a date, set encode to true, or leave it out by naming the others in features"
         )
     try:
         if kind == "complex":
             raise TypeError("it holds complex numbers")
         found: Array = pd.to_numeric(column).to_numpy(dtype=float, na_value=np.nan)
     except (TypeError, ValueError) as error:
-        raise InputError(f"column {name!r} of {table} is not numeric: {error}{_hint(column)}") from error
+        raise InputError(f"column {name!r} of {table} is not numeric: {error}{_hint(column) or _ENCODE}") from error
     large = len(found) > 0 and abs(found[0]) > 2**53
     if large and (found == found[0]).all() and column.nunique() > 1:
         raise InputError(

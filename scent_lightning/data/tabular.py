@@ -21,6 +21,7 @@ from scent_lightning.data.columns import (
     mean_and_scale,
     numbers,
 )
+from scent_lightning.data.encoding import Encoding, encode, learn_encoding, source_columns
 from scent_lightning.data.fingerprint import fingerprint
 from scent_lightning.data.indexed import IndexedTensorDataset
 from scent_lightning.data.known_tables import KNOWN_TABLES
@@ -37,7 +38,7 @@ Array = npt.NDArray[Any]
 
 
 class TabularRegressionDataModule(IndexedDataModule):
-    """Rows of numbers with a numeric target, as whole batches ``(features, target, index)``.
+    """Rows of a table with a numeric target, as whole batches ``(features, target, index)``.
 
     ``features`` is float32 of shape ``(B, d)``, ``target`` float32 of shape ``(B,)``, ``index`` int64 of shape
     ``(B,)``: the row's position in its split; for predict, in the file. Training batches are shuffled anew every epoch.
@@ -47,6 +48,11 @@ class TabularRegressionDataModule(IndexedDataModule):
     :meth:`load_state_dict`), the module treats every file alike: the columns are taken by name, in whatever order and
     among whatever others, and scaled as in training. ``predict`` then needs no target: where the file lacks the column,
     or has nothing in it, ``target`` is None. A single row is enough.
+
+    With ``encode`` columns may also hold texts, dates (2024-05-31) and nothing, see
+    :func:`~scent_lightning.data.encoding.encode`: a text becomes a column of 0 and 1 for each of its values, of which
+    those in few rows share one, a date the days since the first, and what is missing the median, with a column that
+    says so. All is learned from the training rows, and is in the checkpoint.
 
     Numbers have a decimal point; True and False are 1 and 0. Columns without a name and the index of a Parquet file are
     left out with a warning unless ``features`` names them ("Unnamed: 0" is a first column without a name). Standardised
@@ -67,6 +73,7 @@ class TabularRegressionDataModule(IndexedDataModule):
         test_fraction: fraction of the rows for testing, in [0, 1); 0 tests on the training rows.
         standardize: shift and scale each feature to mean 0 and variance 1 on the training rows.
         split_seed: which rows go into which split.
+        encode: make numbers of texts, dates and missing values; a table of numbers alone stays as it is.
         num_workers: loader processes; 0 loads in the training process, which is fastest here.
 
     Raises:
@@ -96,6 +103,7 @@ class TabularRegressionDataModule(IndexedDataModule):
         standardize: bool = True,
         split_seed: int = 0,
         num_workers: int = 0,
+        encode: bool = False,
     ) -> None:
         super().__init__(batch_size, EVALUATION_BATCH, num_workers)
         for name, value in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
@@ -112,6 +120,8 @@ class TabularRegressionDataModule(IndexedDataModule):
         self.test_fraction = test_fraction
         self.standardize = standardize
         self.split_seed: int = checked_integer("split_seed", split_seed, least=0)
+        self.encode = encode
+        self._encoding: Encoding | None = None
         self._raw: tuple[list[str], Array, Array | None] | None = None
         self._scaling: tuple[Array, Array] | None = None
 
@@ -170,6 +180,8 @@ class TabularRegressionDataModule(IndexedDataModule):
         """The columns and their scaling."""
         columns, _, _ = self._table()
         learned: dict[str, Any] = {"columns": list(columns)}
+        if self._encoding is not None:
+            learned["encoding"] = self._encoding
         if self._scales():
             mean, scale = self._scaler()
             learned |= {"mean": torch.from_numpy(mean), "scale": torch.from_numpy(scale)}
@@ -184,7 +196,7 @@ class TabularRegressionDataModule(IndexedDataModule):
     def forget(self) -> None:
         """Have the table read anew."""
         super().forget()
-        self._raw = self._scaling = None
+        self._raw = self._scaling = self._encoding = None
 
     def _scales(self) -> bool:
         return "mean" in self.restored if self.restored else self.standardize
@@ -201,7 +213,9 @@ class TabularRegressionDataModule(IndexedDataModule):
 
     def _rows(self, split: str) -> Array:
         """Rows of a split, ascending."""
-        rows = len(self._table(labelled=False)[1])
+        return self._rows_of(split, len(self._table(labelled=False)[1]))
+
+    def _rows_of(self, split: str, rows: int) -> Array:
         if split == "predict":
             return np.arange(rows)
         if rows < 2 and not self.restored:
@@ -243,7 +257,11 @@ class TabularRegressionDataModule(IndexedDataModule):
             frame, target = read_table(path), self.target
             if target is None and trained is None:
                 raise InputError(f"target must name a column of {path}: {listed(list(frame.columns), NAMED)}")
-        columns = trained or (self._all_but(frame, target) if self.features is None else self.features)
+        self._encoding = self.restored.get("encoding")
+        if self._encoding is not None:
+            columns = source_columns(self._encoding)
+        else:
+            columns = trained or (self._all_but(frame, target) if self.features is None else self.features)
         if trained is not None and (target not in frame.columns or frame[target].isna().all()):
             target = None
         wanted = columns if target is None else [*columns, target]
@@ -256,12 +274,22 @@ class TabularRegressionDataModule(IndexedDataModule):
             raise InputError(f"features must name at least one column other than the target, got {columns}")
         if (twice := named_twice(columns)) is not None:
             raise InputError(f"features must name each column once, got {twice!r} twice")
+        if self._encoding is None and self.encode and trained is None:
+            training = frame.iloc[self._rows_of("train", len(frame))]
+            self._encoding = learn_encoding(self.dataset, training, columns, self.warn)
+        if self._encoding is not None:
+            encoded = encode(self.dataset, frame, self._encoding)
+            columns = list(encoded.columns)
+            frame = encoded if target is None else pd.concat([encoded, frame[[target]]], axis=1)
+            wanted = list(frame.columns)
+            if (twice := named_twice(wanted)) is not None:
+                raise InputError(f"{self.dataset} has {twice!r} for a column and for a level of another: rename it")
         values = numbers(self.dataset, frame, wanted)
         if trained is None and len(values) > 0:
             if same := constant_columns(values, wanted):
                 self.warn(f"{self.dataset}: column {listed(same, NAMED)} has the same value in every row")
             # Standardised features are centred in float64; all else becomes float32 as it is.
-            centred = np.array([self.standardize and name != target for name in wanted])
+            centred = np.arange(len(wanted)) < (len(columns) if self.standardize else 0)
             check_resolution(self.dataset, values, wanted, centred)
         return columns, values[:, : len(columns)], None if target is None else values[:, -1]
 

@@ -206,7 +206,10 @@ REFUSED = {
     "dates": (columns("t.parquet", a=[datetime.date(2020, 1, day) for day in (1, 2, 3)]), "holds dates or times"),
     "durations": (columns("t.parquet", a=pd.to_timedelta([1, 2, 3], unit="s")), "holds dates or times"),
     "a date as target": (columns("t.parquet", y=pd.date_range("2020", periods=3)), "column 'y' .* holds dates"),
-    "written dates": (columns(a=["2020-01-01", "2020-01-02", "2020-01-05"]), "not numeric: .*make a date a number"),
+    "written dates": (
+        columns(a=["2020-01-01", "2020-01-02", "2020-01-05"]),
+        "not numeric: .*encode .* makes a date the days",
+    ),
     "decimal commas": (columns(a=["1,5", "2,5", "3,0"]), "not numeric: .*'1,5'.*decimal point"),
     "thousands": (columns(a=["1,234,567.5", "2", "3"]), "not numeric: .*nothing between thousands"),
     "spaced thousands": (columns(a=["1 234", "2", "3"]), "not numeric: .*nothing between thousands"),
