@@ -208,7 +208,7 @@ REFUSED = {
     "a date as target": (columns("t.parquet", y=pd.date_range("2020", periods=3)), "column 'y' .* holds dates"),
     "written dates": (
         columns(a=["2020-01-01", "2020-01-02", "2020-01-05"]),
-        "not numeric: .*encode .* makes a date the days",
+        "not numeric: .*encode .* makes a date",
     ),
     "decimal commas": (columns(a=["1,5", "2,5", "3,0"]), "not numeric: .*'1,5'.*decimal point"),
     "thousands": (columns(a=["1,234,567.5", "2", "3"]), "not numeric: .*nothing between thousands"),
