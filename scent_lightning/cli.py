@@ -33,6 +33,7 @@ from scent_lightning.duals import DualUpdate, DualVariableMixin
 from scent_lightning.duals.table import IfChanged
 from scent_lightning.errors import InputError
 from scent_lightning.failure import failure, shows_traceback, users_error
+from scent_lightning.help import ShortHelp, asked_for, classes_in_words
 from scent_lightning.named_checkpoints import find_checkpoint, is_word
 from scent_lightning.private_api import LINKED_TARGETS, checkpoint_io_given, parser_of
 from scent_lightning.report import end_of_fit, missing_monitors
@@ -70,6 +71,9 @@ def default_callbacks(trainer_config: dict[str, Any], subcommand: str = "fit") -
 
 class ScentArgumentParser(LightningArgumentParser):
     """Says what is wrong in one sentence, with the names that would be right; does not ask for sizes of the data."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"formatter_class": ShortHelp, **kwargs})
 
     def add_class_arguments(self, class_type: Any, *args: Any, **kwargs: Any) -> list[str]:
         """As jsonargparse's, but what a task takes from the data need not be given."""
@@ -257,8 +261,12 @@ def main(args: ArgsType = None) -> None:
         SystemExit: with one sentence on standard error for all that :func:`failure` knows: code 2 for a wrong argument,
             setting, file or folder, and code 1 where training diverges.
     """
-    if (sys.argv[1:] if args is None else args) == ["configs"]:
+    given = sys.argv[1:] if args is None else args if isinstance(args, list) else []
+    if given == ["configs"]:
         _print_configurations()
+        return
+    if (option := asked_for(given)) is not None:
+        print(classes_in_words(option))
         return
     before, folder, command = threading.excepthook, os.getcwd(), sys.argv
     is_new = folder not in sys.path

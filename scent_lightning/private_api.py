@@ -6,8 +6,8 @@ where its name is gone; what a result depends on raises one error, when it is ne
 
 Not here, since they are methods that a class overrides in its own place: ``nn.Module._apply``, ``_save_to_state_dict``
 and ``_load_from_state_dict`` (the table of ν is no buffer, and a state of another size is not an error), and
-``LightningCLI._parse_ckpt_path`` (a checkpoint's hyperparameters do not override the command line). They have their
-tests in the same file.
+``LightningCLI._parse_ckpt_path`` (a checkpoint's hyperparameters do not override the command line), and argparse's
+``HelpFormatter._get_help_string`` (what is said of an argument). They have their tests in the same file.
 """
 
 from __future__ import annotations

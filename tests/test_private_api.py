@@ -1,5 +1,6 @@
 """Canaries: each private name of Lightning and torch that the package uses is there, and means what we take it for."""
 
+import argparse
 import ast
 import inspect
 import re
@@ -8,6 +9,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from jsonargparse import DefaultHelpFormatter
 from lightning.fabric.plugins.precision import amp
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.cli import LightningCLI
@@ -270,6 +272,7 @@ def test_methods_that_torch_and_lightning_call_by_name():
         (torch.nn.Module, "_save_to_state_dict", torch.nn.Module.state_dict),
         (torch.nn.Module, "_load_from_state_dict", torch.nn.Module.load_state_dict),
         (LightningCLI, "_parse_ckpt_path", LightningCLI.__init__),
+        (DefaultHelpFormatter, "_get_help_string", argparse.HelpFormatter._expand_help),
     ):
         assert callable(getattr(owner, name))
         assert re.search(rf"\.{name}\(", inspect.getsource(caller))
@@ -314,7 +317,7 @@ def test_no_private_name_of_others_is_used_elsewhere():
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in root.rglob("*.py")}
     own = {name for tree in trees.values() for node in ast.walk(tree) for name in _defined(node)}
     foreign = {name for kind in (L.LightningModule, torch.optim.Optimizer, ModelCheckpoint) for name in vars(kind)}
-    overridden = {"_apply", "_save_to_state_dict", "_load_from_state_dict", "_parse_ckpt_path"}
+    overridden = {"_apply", "_save_to_state_dict", "_load_from_state_dict", "_parse_ckpt_path", "_get_help_string"}
     used = {
         (path.name, node.attr)
         for path, tree in trees.items()

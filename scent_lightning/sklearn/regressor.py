@@ -12,7 +12,7 @@ from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.linear_model import LinearRegression
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from scent_lightning.duals import DualUpdate
@@ -237,9 +237,16 @@ class EntropicRiskRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc
 
 
 def _weights(sample_weight: Any, rows: npt.NDArray[Any]) -> Array:
-    weight: Array = _check_sample_weight(sample_weight, rows, dtype=np.float64)
+    if sample_weight is None or isinstance(sample_weight, int | float):
+        return np.full(len(rows), 1.0 if sample_weight is None else float(sample_weight))
+    weight: Array = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    if weight.ndim != 1:
+        raise InputError(f"sample_weight must be 1D, with a number for each row; got shape {weight.shape}")
+    check_consistent_length(rows, weight)
     if (weight < 0).any():
         raise InputError(f"sample_weight must be at least 0, got {weight.min():g}")
+    if not weight.any():
+        raise InputError("sample_weight must be above 0 in some row: at least one non-zero number is needed")
     return weight
 
 
