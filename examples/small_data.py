@@ -10,6 +10,8 @@
   scratch where it is defect, a folder a class; in training one in six is defect. For partial AUC.
 * ``pairs.tsv`` and ``pairs/``: a table with the columns ``filepath`` (relative to the table), ``title``, ``category``
   and ``split`` (train or val), and the images. For CLIP.
+* ``queries/train.txt`` and ``queries/val.txt``: documents of queries in SVMlight's format, with a relevance of 0 to 3
+  and five features. For ranking.
 """
 
 from __future__ import annotations
@@ -79,6 +81,20 @@ def pairs(path: Path) -> None:
                 writer.writerow([name, Shapes.caption(int(numbers[row])), colour, split])
 
 
+def queries(folder: Path, generator: np.random.Generator) -> None:
+    """Documents whose relevance depends on some of their features; one query in twenty has none that is relevant."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", 200), ("val", 50)):
+        with (folder / f"{split}.txt").open("w") as file:
+            for query in range(count):
+                documents = generator.standard_normal((generator.integers(5, 60), 5))
+                worth = documents @ np.array([2.0, -1.0, 0.5, 0.0, 0.0]) + generator.standard_normal(len(documents))
+                relevance = np.digitize(worth, [2.0, 3.0, 4.0]) * (query % 20 != 19)
+                for grade, row in zip(relevance, documents, strict=True):
+                    values = " ".join(f"{number}:{value:.4f}" for number, value in enumerate(row, start=1))
+                    file.write(f"{grade} qid:{query} {values}\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder to make them in")
@@ -89,7 +105,8 @@ def main() -> None:
     features(folder / "features", generator)
     images(folder / "images", generator)
     pairs(folder / "pairs.tsv")
-    print(f"{folder}: rows.csv, features/, images/, pairs.tsv")
+    queries(folder / "queries", generator)
+    print(f"{folder}: rows.csv, features/, images/, pairs.tsv, queries/")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from scent_lightning.functional.objectives import (
     softplus_objective,
     with_gradient,
 )
+from scent_lightning.functional.right_answers import list_scores, padded_answers, scores_of_answers, shares_of
 from scent_lightning.functional.steps import (
     asgd_step,
     guard,
@@ -66,16 +67,20 @@ __all__ = [
     "guard",
     "lambert_w",
     "lambert_w_of_log",
+    "list_scores",
     "log_mean_exp",
     "log_mean_exp_from",
     "may_be_infinite",
     "mean_over",
     "msvr_step",
+    "padded_answers",
     "pairwise_scores",
     "pairwise_surrogate",
     "proximal_mirror_descent_step",
     "proximal_point_step",
     "proximal_scale",
+    "scores_of_answers",
+    "shares_of",
     "shift_by_largest",
     "softplus_asgd_step",
     "softplus_objective",

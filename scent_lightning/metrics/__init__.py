@@ -13,6 +13,7 @@ from scent_lightning.metrics.partial_auc import (
     roc_curve,
     two_way_partial_auc,
 )
+from scent_lightning.metrics.ranking import GradedNDCG, ListMRR, graded_ndcg, reciprocal_rank
 from scent_lightning.metrics.retrieval import CaptionRecall, RetrievalRecall, retrieval_ranks
 from scent_lightning.metrics.top_k import TopKAccuracy
 from scent_lightning.metrics.zero_shot import ZeroShotAccuracy
@@ -20,13 +21,17 @@ from scent_lightning.metrics.zero_shot import ZeroShotAccuracy
 __all__ = [
     "CaptionRecall",
     "EntropicRisk",
+    "GradedNDCG",
+    "ListMRR",
     "OneWayPartialAUC",
     "PartialAUCObjective",
     "RetrievalRecall",
     "TopKAccuracy",
     "TwoWayPartialAUC",
     "ZeroShotAccuracy",
+    "graded_ndcg",
     "partial_auc_objective",
+    "reciprocal_rank",
     "retrieval_ranks",
     "roc_curve",
     "two_way_partial_auc",
