@@ -305,6 +305,10 @@ def test_every_config_builds(config, tables, monkeypatch, data_dir):
             np.save(f"{split}/features.npy", np.random.default_rng(0).standard_normal((256, 8)).astype(np.float16))
             np.save(f"{split}/labels.npy", np.arange(256) % 50)
         arguments += ["--data.path", "."]
+    elif kind == "RankingDataModule":
+        lines = [f"{row % 3} qid:{row // 5} 1:{row % 7} 2:{row % 4}" for row in range(200)]
+        Path("queries.txt").write_text("\n".join(lines))
+        arguments += ["--data.path", "queries.txt"]
     elif kind == "ImbalancedImageDataModule":
         for split in ("train", "test"):
             image_folder(Path(split), classes=("cat", "dog"), images=64)
