@@ -4,6 +4,7 @@ One of one's own is an :class:`IndexedDataModule` with one method, ``load``.
 """
 
 from scent_lightning.data.base import IndexedDataModule
+from scent_lightning.data.class_images import ImageFolderDataModule
 from scent_lightning.data.features import FeatureDataModule, SyntheticFeatureDataModule
 from scent_lightning.data.image_text import ImageTextDataModule
 from scent_lightning.data.imbalanced import ImbalancedImageDataModule
@@ -14,6 +15,7 @@ from scent_lightning.data.tabular import TabularRegressionDataModule
 
 __all__ = [
     "FeatureDataModule",
+    "ImageFolderDataModule",
     "ImageTextDataModule",
     "ImbalancedImageDataModule",
     "IndexedDataModule",
