@@ -32,6 +32,12 @@ from scent_lightning.functional.objectives import (
     softplus_objective,
     with_gradient,
 )
+from scent_lightning.functional.proposals import (
+    correct_scores,
+    log_expected_occurrences,
+    log_inclusion_probability,
+    log_inclusion_probability_with_repetition,
+)
 from scent_lightning.functional.steps import (
     asgd_step,
     guard,
@@ -61,11 +67,15 @@ __all__ = [
     "contrastive_log_moments",
     "contrastive_loss",
     "contrastive_scores",
+    "correct_scores",
     "exponential_objective",
     "exponential_objective_from",
     "guard",
     "lambert_w",
     "lambert_w_of_log",
+    "log_expected_occurrences",
+    "log_inclusion_probability",
+    "log_inclusion_probability_with_repetition",
     "log_mean_exp",
     "log_mean_exp_from",
     "may_be_infinite",
