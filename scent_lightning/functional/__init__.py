@@ -32,7 +32,14 @@ from scent_lightning.functional.objectives import (
     softplus_objective,
     with_gradient,
 )
+from scent_lightning.functional.proposals import (
+    correct_scores,
+    log_expected_occurrences,
+    log_inclusion_probability,
+    log_inclusion_probability_with_repetition,
+)
 from scent_lightning.functional.right_answers import list_scores, padded_answers, scores_of_answers, shares_of
+from scent_lightning.functional.softmax import softmax_cross_entropy, softmax_cross_entropy_estimate
 from scent_lightning.functional.steps import (
     asgd_step,
     guard,
@@ -62,12 +69,16 @@ __all__ = [
     "contrastive_log_moments",
     "contrastive_loss",
     "contrastive_scores",
+    "correct_scores",
     "exponential_objective",
     "exponential_objective_from",
     "guard",
     "lambert_w",
     "lambert_w_of_log",
     "list_scores",
+    "log_expected_occurrences",
+    "log_inclusion_probability",
+    "log_inclusion_probability_with_repetition",
     "log_mean_exp",
     "log_mean_exp_from",
     "may_be_infinite",
@@ -82,6 +93,8 @@ __all__ = [
     "scores_of_answers",
     "shares_of",
     "shift_by_largest",
+    "softmax_cross_entropy",
+    "softmax_cross_entropy_estimate",
     "softplus_asgd_step",
     "softplus_objective",
     "sox_step",
