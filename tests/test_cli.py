@@ -309,6 +309,9 @@ def test_every_config_builds(config, tables, monkeypatch, data_dir):
         lines = [f"{row % 3} qid:{row // 5} 1:{row % 7} 2:{row % 4}" for row in range(200)]
         Path("queries.txt").write_text("\n".join(lines))
         arguments += ["--data.path", "queries.txt"]
+    elif kind == "ImageFolderDataModule":
+        image_folder(Path("train"), classes=("cat", "dog"), images=64)
+        arguments += ["--data.path", "."]
     elif kind == "ImbalancedImageDataModule":
         for split in ("train", "test"):
             image_folder(Path(split), classes=("cat", "dog"), images=64)

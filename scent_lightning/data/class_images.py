@@ -162,6 +162,12 @@ class ImageFolderDataModule(IndexedDataModule):
         """Number of classes K."""
         return len(self.classes)
 
+    @property
+    def class_counts(self) -> Array:
+        """Training rows of each class, shape ``(K,)``: a loss over the classes of a batch may have to know them."""
+        counts: Array = np.bincount(self.existing("train").labels, minlength=self.num_classes)
+        return counts
+
     # Splits
 
     def load(self, split: str) -> ImageRows | None:
@@ -266,7 +272,7 @@ class ImageFolderDataModule(IndexedDataModule):
 
     def _of_each(self) -> str:
         """Images of each class in training; warns of classes without any, which a split may leave."""
-        counts = np.bincount(self.existing("train").labels, minlength=self.num_classes)
+        counts = self.class_counts
         if (dead := np.flatnonzero(counts == 0).tolist()) and self.val_fraction:
             names = listed([self.classes[label] for label in dead], NAMED)
             self.warn(f"{self.folder}: {len(dead)} of {self.num_classes} classes are in validation alone: {names}")
