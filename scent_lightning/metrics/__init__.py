@@ -5,6 +5,7 @@ The function ``partial_auc`` is not repeated here, because its name is that of i
 """
 
 from scent_lightning.metrics.entropic_risk import EntropicRisk
+from scent_lightning.metrics.multi_label import PrecisionAtK, PropensityScoredPrecision, RecallAtK, label_propensities
 from scent_lightning.metrics.partial_auc import (
     OneWayPartialAUC,
     PartialAUCObjective,
@@ -25,11 +26,15 @@ __all__ = [
     "ListMRR",
     "OneWayPartialAUC",
     "PartialAUCObjective",
+    "PrecisionAtK",
+    "PropensityScoredPrecision",
+    "RecallAtK",
     "RetrievalRecall",
     "TopKAccuracy",
     "TwoWayPartialAUC",
     "ZeroShotAccuracy",
     "graded_ndcg",
+    "label_propensities",
     "partial_auc_objective",
     "reciprocal_rank",
     "retrieval_ranks",

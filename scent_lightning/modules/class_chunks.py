@@ -16,10 +16,15 @@ __all__ = ["MostProbable", "cross_entropy_and_rank", "most_probable"]
 
 
 class MostProbable(NamedTuple):
-    """Classes and their probabilities, shape ``(B, k)`` each, most probable first."""
+    """Classes and their probabilities, shape ``(B, k)`` each, most probable first; and the log of the sum over all.
+
+    Attributes:
+        log_total: log-sum-exp of the logits of all classes, shape ``(B,)``.
+    """
 
     classes: Tensor
     probabilities: Tensor
+    log_total: Tensor
 
 
 def _chunks(head: ClassSampledLinear, features: Tensor, chunk: int) -> Iterator[tuple[int, Tensor]]:
@@ -81,4 +86,4 @@ def most_probable(head: ClassSampledLinear, features: Tensor, k: int, chunk: int
             places = places.gather(1, kept)
         best, classes = values, places
     assert best is not None
-    return MostProbable(classes, torch.exp(best - total.unsqueeze(1)))
+    return MostProbable(classes, torch.exp(best - total.unsqueeze(1)), total)

@@ -58,11 +58,12 @@ class ClassFrequencies(nn.Module):
         """Rows of each class, int64, shape ``(K,)``: those given, or those seen; None where there are none."""
         return self._counts
 
-    def give(self, counts: Any) -> None:
+    def give(self, counts: Any, rows: int | None = None) -> None:
         """Take the numbers of training rows of each class.
 
         Args:
             counts: integers of at least 0, shape ``(K,)``, as a tensor, an array or a list.
+            rows: number of training rows, where a row is of several classes; None: each is of one.
 
         Raises:
             InputError: they do not fit.
@@ -81,11 +82,13 @@ class ClassFrequencies(nn.Module):
             raise InputError(f"class_counts must be at least 0, got {int(found[least])} for class {least}")
         if int(found.sum()) == 0:
             raise InputError("class_counts must have a row of some class, got 0 for all of them")
-        self._set(found.clone(), are_given=True)
+        if rows is not None and int(found.max()) > rows:
+            raise InputError(f"class_counts must be at most the number of rows, {rows}, got {int(found.max())}")
+        self._set(found.clone(), are_given=True, rows=rows)
 
-    def _set(self, counts: Tensor, are_given: bool) -> None:
+    def _set(self, counts: Tensor, are_given: bool, rows: int | None = None) -> None:
         self._counts, self.are_given, self._tables = counts, are_given, {}
-        self._rows = int(counts.sum())
+        self._rows = int(counts.sum()) if rows is None else rows
 
     def see(self, labels: Tensor) -> None:
         """Count the labels of a batch, where nobody has given the counts; after they were used for it.

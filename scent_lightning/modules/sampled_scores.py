@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from scent_lightning.modules.margins import MarginType, with_margin
 
-__all__ = ["InBatchRisk", "SampledScores", "Scored", "Scoring", "distinct", "score"]
+__all__ = ["InBatchRisk", "SampledScores", "Scored", "Scoring", "distinct", "rows_gradient", "score"]
 
 SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize
 
@@ -83,10 +83,10 @@ class SampledScores(torch.autograd.Function):
         if columns is not None:
             gradient = gradient.new_zeros(len(gradient), len(classes)).index_add_(1, columns, gradient)
         gradient = gradient.scatter_add(1, own, by_own)
-        return *_by_features_and_weight(ctx, gradient, inputs, rows, classes, norms), None, None, None, None
+        return *rows_gradient(ctx, gradient, inputs, rows, classes, norms), None, None, None, None
 
 
-def _by_features_and_weight(
+def rows_gradient(
     ctx: Any, gradient: Tensor, inputs: Tensor, rows: Tensor, classes: Tensor, norms: Tensor | None
 ) -> tuple[Tensor | None, Tensor]:
     """What the features and the weight get from the gradient of the logits, shape ``(B, number of classes)``."""
@@ -127,7 +127,7 @@ class InBatchRisk(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
         by_score, exponentials, inputs, rows, classes, norms = ctx.saved_tensors
         by_logits = (exponentials * (by_score * gradient).unsqueeze(1)).to(inputs.dtype)
-        found = _by_features_and_weight(ctx, by_logits, inputs, rows, classes, norms)
+        found = rows_gradient(ctx, by_logits, inputs, rows, classes, norms)
         return *found, None, None, None, None, None
 
 

@@ -11,7 +11,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, Metric
 
 from scent_lightning import distributed
 from scent_lightning.duals import DenseScores, DualUpdate, DualVariable, DualVariableMixin, Samples
@@ -158,9 +158,15 @@ class ExtremeClassificationTask(RowSparseTask):
         self.add_dual(_ANCHOR, num_anchors, dual, placement=dual_placement)
         self.skipped_batches = 0
         self._labels_of_batch = torch.empty(0, dtype=torch.int64)
-        metrics = {"cross_entropy": MeanMetric(), "top1": TopKAccuracy(1), "top5": TopKAccuracy(5)}
-        self.add_metrics(metrics, prog_bar=["cross_entropy", "top1"])
+        self.add_metrics(*self.configure_metrics())
         self.add_placeholder()
+
+    def configure_metrics(self) -> tuple[dict[str, Metric], list[str]]:
+        """Metrics by name, and those that the progress bar shows."""
+        return {"cross_entropy": MeanMetric(), "top1": TopKAccuracy(1), "top5": TopKAccuracy(5)}, [
+            "cross_entropy",
+            "top1",
+        ]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Features, shape ``(B, D)``, of a batch of inputs."""
@@ -195,7 +201,7 @@ class ExtremeClassificationTask(RowSparseTask):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν at the batch's rows and return the dual objective."""
-        inputs, labels, index = three_parts(batch, "inputs, labels")
+        inputs, labels, index = self._parts(batch)
         previous = self.at_previous_weights(lambda: self._samples(inputs, labels)[-1])
         samples, moving = self._samples(inputs, labels)
         if isinstance(samples, DenseScores) and self.head.negatives == "in_batch":
@@ -211,6 +217,9 @@ class ExtremeClassificationTask(RowSparseTask):
         if self.log_loss(loss):
             self._log_cross_entropy()
         return loss
+
+    def _parts(self, batch: Any) -> tuple[Tensor, Any, Tensor]:
+        return three_parts(batch, "inputs, labels")
 
     def _log_cross_entropy(self) -> None:
         """Log the softmax cross-entropy of the batch, or an estimate of it, where its scores tell of it."""
@@ -228,7 +237,7 @@ class ExtremeClassificationTask(RowSparseTask):
                 estimate = softmax_cross_entropy_estimate(log_mean, nu, head.num_classes, head.include_target)
                 self.log("train/cross_entropy", estimate.mean())
 
-    def _samples(self, inputs: Tensor, labels: Tensor) -> tuple[Samples, Samples]:
+    def _samples(self, inputs: Tensor, labels: Any) -> tuple[Samples, Samples]:
         """The loss's, and those that move ν."""
         features = self(inputs)
         labels = class_numbers(labels, len(features))
