@@ -19,7 +19,14 @@ from scent_lightning.data import (
     TabularRegressionDataModule,
 )
 from scent_lightning.duals import SCENT, SOX
-from scent_lightning.tasks import CLIPTask, DRORegressionTask, ExtremeClassificationTask, PartialAUCTask, RankingTask
+from scent_lightning.tasks import (
+    CLIPTask,
+    DRORegressionTask,
+    ExtremeClassificationTask,
+    MultiLabelTask,
+    PartialAUCTask,
+    RankingTask,
+)
 
 TOWER = {"layers": 1, "width": 16}
 ARCHITECTURE = {
@@ -86,6 +93,18 @@ def classification(folder, batch_size, negatives="in_batch", dropout=0.0):
         momentum=0.5,
     )
     return task, data
+
+
+def several_labels(folder, batch_size, negatives="in_batch"):
+    generator = np.random.default_rng(0)
+    answers = np.array([generator.permutation(12)[:3] for _ in range(101)])
+    features = generator.standard_normal((12, 6))[answers].mean(axis=1)
+    answers[generator.random((101, 3)) < 0.3] = -1
+    write(folder / "train", features, answers)
+    data = FeatureDataModule(str(folder), batch_size=batch_size)
+    data.setup("fit")
+    arguments = {"negatives": negatives, "num_negatives": 5, "lr": 0.1, "momentum": 0.5}
+    return MultiLabelTask(6, 12, data.num_anchors, SCENT(2.0), backbone=nn.Linear(6, 6), **arguments), data
 
 
 def ranking(folder, batch_size):
