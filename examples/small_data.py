@@ -6,6 +6,8 @@
   far out. For robust regression.
 * ``features/train`` and ``features/val``: ``features.npy`` (n, 32), float32, and ``labels.npy`` (n,), int64, of 500
   classes. For extreme classification.
+* ``labels/train`` and ``labels/val``: ``features.npy`` (n, 32), and ``labels.npz``, a sparse matrix (n, 300) of one to
+  four labels a row. For extreme classification with several right classes.
 * ``images/train/ok``, ``images/train/defect``, ``images/test/ok``, ``images/test/defect``: images of a surface, with a
   scratch where it is defect, a folder a class; in training one in six is defect. For partial AUC.
 * ``pairs.tsv`` and ``pairs/``: a table with the columns ``filepath`` (relative to the table), ``title``, ``category``
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from scipy import sparse
 
 from scent_lightning.data.shapes import CLASSES, Shapes
 
@@ -47,6 +50,21 @@ def features(folder: Path, generator: np.random.Generator) -> None:
         (folder / split).mkdir(parents=True, exist_ok=True)
         np.save(folder / split / "features.npy", rows.astype(np.float32))
         np.save(folder / split / "labels.npy", labels)
+
+
+def labels(folder: Path, generator: np.random.Generator) -> None:
+    """Rows of unit norm around the sum of their labels' centres; the first labels are the most frequent."""
+    count = 300
+    centres = generator.standard_normal((count, WIDTH))
+    for split, rows in (("train", 4000), ("val", 400)):
+        matrix = np.zeros((rows, count), dtype=np.float32)
+        for row in matrix:
+            row[(count * generator.random(generator.integers(1, 5)) ** 3).astype(int)] = 1
+        features = matrix @ centres + generator.standard_normal((rows, WIDTH))
+        features /= np.linalg.norm(features, axis=1, keepdims=True)
+        (folder / split).mkdir(parents=True, exist_ok=True)
+        np.save(folder / split / "features.npy", features.astype(np.float32))
+        sparse.save_npz(folder / split / "labels.npz", sparse.csr_matrix(matrix))
 
 
 def images(folder: Path, generator: np.random.Generator) -> None:
@@ -106,7 +124,8 @@ def main() -> None:
     images(folder / "images", generator)
     pairs(folder / "pairs.tsv")
     queries(folder / "queries", generator)
-    print(f"{folder}: rows.csv, features/, images/, pairs.tsv, queries/")
+    labels(folder / "labels", generator)
+    print(f"{folder}: rows.csv, features/, images/, pairs.tsv, queries/, labels/")
 
 
 if __name__ == "__main__":

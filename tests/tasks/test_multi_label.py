@@ -87,7 +87,7 @@ def optimum(folder):
 @pytest.mark.parametrize("negatives", ["in_batch", "uniform", "all"])
 @pytest.mark.parametrize("dual", [SCENT(), SOX(0.5), MSVR(gamma=0.5, beta=0.5)], ids=lambda dual: type(dual).__name__)
 def test_comes_to_the_optimum_of_the_full_softmax(folder, optimum, negatives, dual):
-    task, _ = fitted(folder, dual, 15, negatives=negatives, num_negatives=16, lr=1.0)
+    task, _ = fitted(folder, dual, 15, negatives=negatives, num_negatives=16, lr=5.0)
     assert optimum < of_training(task, folder) < optimum + 0.05
 
 
