@@ -18,7 +18,7 @@ from scent_lightning.duals import DenseScores, DualUpdate, DualVariable, DualVar
 from scent_lightning.duals.table import Placement
 from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import DualDivergenceError, InputError
-from scent_lightning.functional import softmax_cross_entropy, softmax_cross_entropy_estimate
+from scent_lightning.functional import softmax_cross_entropy, softmax_cross_entropy_estimate, wide_dtype
 from scent_lightning.metrics import TopKAccuracy
 from scent_lightning.modules.class_chunks import cross_entropy_and_rank, most_probable
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Correction, Negatives
@@ -269,9 +269,11 @@ class ExtremeClassificationTask(RowSparseTask):
         """Some columns, whose mean estimates that over all classes where the mean over all columns does."""
         half = mask & chosen
         if self.head.uses_frequencies:
+            kind = wide_dtype(scores.device)
             # The mean is over fewer, and a class of the batch is there with the share of its half.
-            counts = half.sum(dim=1, keepdim=True).clamp(min=1) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-            scores = scores + (counts * (len(chosen) / chosen.sum().clamp(min=1))).log().to(scores.dtype)
+            counts, whole = (of.sum(dim=1, keepdim=True).clamp(min=1).to(kind).log() for of in (half, mask))
+            share = chosen.sum().clamp(min=1).to(kind).log() - math.log(len(chosen))
+            scores = scores + (counts - whole - share).to(scores.dtype)
         return DenseScores(scores, half)
 
     def _risk(self, samples: Samples, moving: Samples, previous: Samples | None, index: Tensor) -> Tensor:
