@@ -10,6 +10,8 @@ from torch.nn.functional import softplus
 
 __all__ = ["softmax_cross_entropy", "softmax_cross_entropy_estimate"]
 
+FURTHEST_BELOW = 1.0
+
 
 def softmax_cross_entropy(log_mean: Tensor, num_classes: int, includes_target: bool = False) -> Tensor:
     r"""Softmax cross-entropy, :math:`\log(1 + (K - 1) e^{\ell})`.
@@ -36,7 +38,8 @@ def softmax_cross_entropy_estimate(
     .. math:: \left( 1 + (K - 1) e^{\ell} \right) e^{-v} + v - 1, \qquad v = \log(1 + (K - 1) e^{\nu})
 
     Its expectation over the samples is never below the cross-entropy, and equal to it where ν is the log of the true
-    mean. The logarithm of the estimated mean would be below, by any factor where a sample is rarely there.
+    mean. The logarithm of the estimated mean would be below, by any factor where a sample is rarely there. A ν that is
+    more than 1 below ℓ is taken to be ℓ − 1: one such anchor would else be all there is in the mean over many.
 
     Args:
         log_mean: log-mean-exp ℓ of the samples' scores, shape ``(B,)``.
@@ -50,6 +53,7 @@ def softmax_cross_entropy_estimate(
         >>> softmax_cross_entropy_estimate(nu, nu, num_classes=10).exp()
         tensor([10.])
     """
+    nu = torch.maximum(nu, log_mean - FURTHEST_BELOW)
     v = softmax_cross_entropy(nu, num_classes, includes_target)
     total = torch.exp(log_mean + math.log(num_classes - 1) - v)
     return (total if includes_target else total + torch.exp(-v)) + v - 1

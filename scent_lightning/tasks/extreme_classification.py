@@ -18,7 +18,7 @@ from scent_lightning.duals import DenseScores, DualUpdate, DualVariable, DualVar
 from scent_lightning.duals.table import Placement
 from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import DualDivergenceError, InputError
-from scent_lightning.functional import softmax_cross_entropy, softmax_cross_entropy_estimate
+from scent_lightning.functional import softmax_cross_entropy, softmax_cross_entropy_estimate, wide_dtype
 from scent_lightning.metrics import TopKAccuracy
 from scent_lightning.modules.class_chunks import cross_entropy_and_rank, most_probable
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Correction, Negatives
@@ -44,15 +44,29 @@ class ExtremeClassificationTask(RowSparseTask):
     Every training row is an anchor with a dual variable, ``nu``; a batch scores only some classes (see
     :class:`~scent_lightning.modules.ClassSampledLinear` on choosing them), and only their rows are updated.
 
-    **Choosing learning rate and log α together.** ν settles at the log-mean-exp of an anchor's scores, from 0 at the
-    start to −10 to −20 when classes are well apart; SCENT's effective γ is sigmoid(log α + ν), so log α near −ν keeps
-    it about a half. A larger learning rate lowers ν further and wants a larger log α; with features of unit norm
-    learning rates of tens to hundreds are usual, and the guard (``max_log_weight`` 1 or 2) lets them train.
+    **The mean over all classes from those of a batch.** The labels of a batch are of frequent classes more often than
+    of rare ones. With ``correction`` "frequency" each weighs the inverse of its probability to be in the batch, so that
+    the mean is unbiased and ν the log of the true one; "none" is the paper's, which minimises another loss wherever
+    classes are not equally frequent. The frequencies are those of the data module's ``class_counts`` (training rows of
+    each class, shape ``(K,)``), taken at the start of a fit and kept in checkpoints. Where there are none, with a
+    loader of one's own, they are estimated from the labels that go by. Both count the rows of all processes.
 
-    Logs ``train/loss`` (dual objective) at logging steps, and where ``negatives`` is "all" the batch's softmax
-    cross-entropy as ``train/cross_entropy``: from fewer classes it cannot be told. For validation and test it logs
-    the exact ``…/cross_entropy``, ``…/top1`` and ``…/top5`` over all K classes, worked out in chunks of classes.
-    ``predict`` gives the most probable classes.
+    **The own class in the sum.** As it stands, the loss goes to −∞ where classes are apart, long after all rows are
+    right: the "decoupled" contrastive loss (Yeh et al. 2022). With ``include_target`` 1/(K − 1) is inside the
+    logarithm: the loss is the softmax cross-entropy less log(K − 1), and bounded below.
+
+    **Choosing learning rate and log α together.** ν settles at the log-mean-exp of an anchor's scores, from 0 at the
+    start to −10 to −20 when classes are well apart (not below −log(K − 1) with the own class); SCENT's effective γ is
+    sigmoid(log α + ν), so log α near −ν keeps it about a half. A larger learning rate lowers ν further and wants a
+    larger log α; with features of unit norm learning rates of tens to hundreds are usual, and the guard
+    (``max_log_weight`` 1 or 2) lets them train.
+
+    Logs ``train/loss`` (dual objective) at logging steps, and the batch's softmax cross-entropy as
+    ``train/cross_entropy``: exact where ``negatives`` is "all", else an estimate of it by ν as it was before the step
+    (:func:`~scent_lightning.functional.softmax_cross_entropy_estimate`), from the second epoch on. From in-batch
+    negatives without a correction, and with a margin, it cannot be told. For validation and test it logs the exact
+    ``…/cross_entropy``, ``…/top1`` and ``…/top5`` over all K classes, without a margin, worked out in chunks of
+    classes. ``predict`` gives the most probable classes.
 
     In a distributed run the class weights' sparse gradient is kept from DDP and exchanged row by row; in-batch
     negatives are the distinct labels of the whole batch, of all processes.
@@ -84,10 +98,16 @@ class ExtremeClassificationTask(RowSparseTask):
             clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
         independent_sample: move ν by other negatives than those of the gradient, as the analysis has it (Wei et al.
             2026, algorithm 1): "uniform" draws twice, "in_batch" splits the batch's classes at random in two halves.
+        correction: "frequency" weighs in-batch negatives by how probable they are; "none" is the paper's. Negatives
+            that are drawn evenly, or all, need none.
+        include_target: have the own class in the sum.
+        margin: of the own class: recognition trains with it, on ``normalize`` and ``scale`` 64. At least 0.
+        margin_type: "cosine" subtracts it from the similarity (Wang et al. 2018, 0.35 is usual); "angular" adds it to
+            the angle, in radians below π/2 (Deng et al. 2019, 0.5).
 
     Raises:
-        InputError: an argument out of its range; in a step a batch that is not (inputs, labels, index), or labels that
-            are no integers of shape ``(B,)`` from 0 to K − 1.
+        InputError: an argument out of its range; ``class_counts`` that do not fit; in a step a batch that is not
+            (inputs, labels, index), or labels that are no integers of shape ``(B,)`` from 0 to K − 1.
 
     Example:
         >>> import torch
@@ -278,9 +298,11 @@ class ExtremeClassificationTask(RowSparseTask):
         """Some columns, whose mean estimates that over all classes where the mean over all columns does."""
         half = mask & chosen
         if self.head.uses_frequencies:
+            kind = wide_dtype(scores.device)
             # The mean is over fewer, and a class of the batch is there with the share of its half.
-            counts = half.sum(dim=1, keepdim=True).clamp(min=1) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-            scores = scores + (counts * (len(chosen) / chosen.sum().clamp(min=1))).log().to(scores.dtype)
+            counts, whole = (of.sum(dim=1, keepdim=True).clamp(min=1).to(kind).log() for of in (half, mask))
+            share = chosen.sum().clamp(min=1).to(kind).log() - math.log(len(chosen))
+            scores = scores + (counts - whole - share).to(scores.dtype)
         return DenseScores(scores, half)
 
     def _risk(self, samples: Samples, moving: Samples, previous: Samples | None, index: Tensor) -> Tensor:
