@@ -95,7 +95,7 @@ def classification(folder, batch_size, negatives="in_batch", dropout=0.0):
     return task, data
 
 
-def several_labels(folder, batch_size, negatives="in_batch"):
+def several_labels(folder, batch_size, negatives="in_batch", **more):
     generator = np.random.default_rng(0)
     answers = np.array([generator.permutation(12)[:3] for _ in range(101)])
     features = generator.standard_normal((12, 6))[answers].mean(axis=1)
@@ -103,7 +103,7 @@ def several_labels(folder, batch_size, negatives="in_batch"):
     write(folder / "train", features, answers)
     data = FeatureDataModule(str(folder), batch_size=batch_size)
     data.setup("fit")
-    arguments = {"negatives": negatives, "num_negatives": 5, "lr": 0.1, "momentum": 0.5}
+    arguments = {"negatives": negatives, "num_negatives": 5, "lr": 0.1, "momentum": 0.5, **more}
     return MultiLabelTask(6, 12, data.num_anchors, SCENT(2.0), backbone=nn.Linear(6, 6), **arguments), data
 
 

@@ -38,7 +38,13 @@ from scent_lightning.functional.proposals import (
     log_inclusion_probability,
     log_inclusion_probability_with_repetition,
 )
-from scent_lightning.functional.right_answers import list_scores, padded_answers, scores_of_answers, shares_of
+from scent_lightning.functional.right_answers import (
+    is_answer,
+    list_scores,
+    padded_answers,
+    scores_of_answers,
+    shares_of,
+)
 from scent_lightning.functional.softmax import softmax_cross_entropy, softmax_cross_entropy_estimate
 from scent_lightning.functional.steps import (
     asgd_step,
@@ -73,6 +79,7 @@ __all__ = [
     "exponential_objective",
     "exponential_objective_from",
     "guard",
+    "is_answer",
     "lambert_w",
     "lambert_w_of_log",
     "list_scores",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from scent_lightning.functional.log_mean_exp import at_least_float32
 
-__all__ = ["list_scores", "padded_answers", "scores_of_answers", "shares_of"]
+__all__ = ["is_answer", "list_scores", "padded_answers", "scores_of_answers", "shares_of"]
 
 
 def padded_answers(offsets: Tensor, classes: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -105,15 +105,27 @@ def scores_of_answers(
     sampled = at_least_float32(logits) - mean
     if offsets is not None:
         sampled = sampled + offsets
-    counts = ~_is_answer(columns, answers) & there.any(dim=1, keepdim=True)
+    counts = ~is_answer(columns, answers) & there.any(dim=1, keepdim=True)
     mask = torch.cat([counts, there], dim=1)
     # The mean over a row's samples times their number is the sum.
     number = mask.sum(dim=1, keepdim=True).clamp(min=1).to(own.dtype).log() - math.log(total)
     return torch.cat([sampled, own - mean], dim=1) + number, mask
 
 
-def _is_answer(columns: Tensor, answers: Tensor) -> Tensor:
-    """Whether a class is one of a row's right answers, shape ``(B, m)``, in memory of B · (m + P)."""
+def is_answer(columns: Tensor, answers: Tensor) -> Tensor:
+    """Whether a class is one of a row's right answers, in memory of B · (m + P).
+
+    Args:
+        columns: classes, shape ``(m,)``, int64; may hold one several times.
+        answers: shape ``(B, P)``, int64, −1 where a row has no more.
+
+    Returns:
+        Bool, shape ``(B, m)``.
+
+    Example:
+        >>> is_answer(torch.tensor([4, 2, 4]), torch.tensor([[4, -1], [0, 2]])).tolist()
+        [[True, False, True], [False, True, False]]
+    """
     distinct, place = torch.unique(columns, return_inverse=True)
     if len(distinct) == 0:
         return torch.zeros(len(answers), 0, dtype=torch.bool, device=answers.device)

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from scent_lightning.duals import DenseScores
-from scent_lightning.functional import at_least_float32, scores_of_answers, shares_of
+from scent_lightning.functional import at_least_float32, is_answer, scores_of_answers, shares_of
 from scent_lightning.modules.class_chunks import MostProbable, most_probable
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear
 from scent_lightning.modules.sampled_scores import Scoring, rows_gradient, score
@@ -25,10 +25,21 @@ class Answers(NamedTuple):
     Attributes:
         classes: of each row, each once, int64, shape ``(B, P)``, −1 where it has no more.
         weights: what each counts among the row's, at least 0, shape ``(B, P)``; None: all alike.
+        hard: classes that are to be in the row's sum, none of them right, each once, int64, shape ``(B, h)``, −1 where
+            a row has no more; None: none.
     """
 
     classes: Tensor
     weights: Tensor | None = None
+    hard: Tensor | None = None
+
+    def in_sum(self) -> tuple[Tensor, Tensor | None]:
+        """All classes that are in the sum for sure, and their weights: right answers of weight 0 are hard ones."""
+        if self.hard is None:
+            return self.classes, self.weights
+        weights = (self.classes >= 0).to(torch.float32) if self.weights is None else self.weights
+        none = torch.zeros_like(self.hard, dtype=weights.dtype)
+        return torch.cat([self.classes, self.hard], dim=1), torch.cat([weights, none], dim=1)
 
 
 class _SampledLogits(torch.autograd.Function):
@@ -60,7 +71,9 @@ def answer_scores(
 
     Right answers are in the sum at their own place and are never negatives. Of the others "in_batch" has the right
     answers of the batch's other rows, each divided by its probability to be one of them (``correction`` "frequency") or
-    as if they were drawn evenly; "uniform" has draws of all classes; "all" has all of them.
+    as if they were drawn evenly; "uniform" has draws of all classes; "all" has all of them. A row's hard negatives are
+    in its sum as they are, and not once more where they are drawn: the sum over all classes is still the expectation,
+    with less noise where the hard ones have most of it.
 
     Args:
         head: without a margin.
@@ -72,11 +85,11 @@ def answer_scores(
     """
     if head.normalize:
         features = F.normalize(features, dim=1)
-    classes = answers.classes
+    classes, weights = answers.in_sum()
     if head.negatives == "all":
         logits, columns = head.logits(features), torch.arange(head.num_classes, device=classes.device)
         own = logits.gather(1, classes.clamp(min=0))
-        return DenseScores(*scores_of_answers(logits, columns, own, *answers, total=head.num_classes - 1))
+        return DenseScores(*scores_of_answers(logits, columns, own, classes, weights, total=head.num_classes - 1))
     known = torch.unique(of_batch) if len(of_batch) else of_batch.new_zeros(1)
     offsets: Tensor | None
     if head.negatives == "uniform":
@@ -88,12 +101,14 @@ def answer_scores(
         offsets = torch.full(drawn.shape, math.log(head.num_classes / head.num_negatives), device=drawn.device)
     else:
         scored = columns = known
-        offsets = _in_batch_offsets(head, answers, known, of_batch, batch_rows)
+        if answers.hard is not None:
+            scored = torch.unique(torch.cat([known, answers.hard[answers.hard >= 0]]))
+        offsets = _in_batch_offsets(head, classes, known, of_batch, batch_rows)
     logits = cast(Tensor, _SampledLogits.apply(features, head.weight, scored, head.scoring))  # type: ignore[no-untyped-call]
     own = logits.gather(1, _places(scored, classes))
     if columns is not scored:
         logits = logits[:, torch.searchsorted(scored, columns)]
-    return DenseScores(*scores_of_answers(logits, columns, own, *answers, offsets, head.num_classes - 1))
+    return DenseScores(*scores_of_answers(logits, columns, own, classes, weights, offsets, head.num_classes - 1))
 
 
 def _places(distinct: Tensor, classes: Tensor) -> Tensor:
@@ -102,18 +117,18 @@ def _places(distinct: Tensor, classes: Tensor) -> Tensor:
 
 
 def _in_batch_offsets(
-    head: ClassSampledLinear, answers: Answers, known: Tensor, of_batch: Tensor, batch_rows: int
+    head: ClassSampledLinear, in_sum: Tensor, known: Tensor, of_batch: Tensor, batch_rows: int
 ) -> Tensor:
-    """What each class of the batch counts for a row that it is no right answer of, as a logarithm."""
+    """What each class of the batch counts for a row that does not have it in its sum, as a logarithm."""
     if head.uses_frequencies:
         frequencies = head.frequencies
         # Estimated frequencies are those of one right answer among all of them.
         draws = batch_rows if frequencies.are_given else len(of_batch)
         others = draws - 1 if frequencies.are_given else round(draws * (1 - 1 / batch_rows))
         return -frequencies.log_inclusion(known, others).to(torch.float32)
-    number = (answers.classes >= 0).sum(dim=1, keepdim=True)
-    there = (len(known) - number).clamp(min=1)
-    return ((head.num_classes - number).clamp(min=1) / there).log()
+    number = (in_sum >= 0).sum(dim=1, keepdim=True)
+    there = (~is_answer(known, in_sum)).sum(dim=1, keepdim=True)
+    return ((head.num_classes - number).clamp(min=1) / there.clamp(min=1)).log()
 
 
 def cross_entropy_and_most_probable(

@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 
 from scent_lightning import distributed
+from scent_lightning.data import IndexedDataModule
 from scent_lightning.duals import DenseScores, DualUpdate, DualVariable, Samples
 from scent_lightning.duals.table import Placement
 from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import InputError
 from scent_lightning.metrics import PrecisionAtK, PropensityScoredPrecision, RecallAtK, label_propensities
+from scent_lightning.modules.class_chunks import most_probable
 from scent_lightning.modules.class_sampled_linear import Correction, Negatives
+from scent_lightning.modules.hard_negatives import HardNegatives, first_but, read_hard_negatives
 from scent_lightning.modules.several_answers import Answers, answer_scores, cross_entropy_and_most_probable
 from scent_lightning.tasks.extreme_classification import ExtremeClassificationTask
 from scent_lightning.tasks.training import LearningRateSchedule
@@ -39,8 +42,9 @@ class MultiLabelTask(ExtremeClassificationTask):
     :class:`~scent_lightning.tasks.ExtremeClassificationTask` for what both have in common.
 
     A batch is ``(inputs, answers, index)`` or ``(inputs, answers, weights, index)``: ``answers`` int64 of shape
-    ``(B, P)``, −1 where a row has no more, each class once; ``weights`` of the same shape, at least 0. A row without a
-    right class adds nothing. :class:`~scent_lightning.data.FeatureDataModule` gives them where the labels are a matrix.
+    ``(B, P)``, −1 where a row has no more, each class once, or ``(B,)`` where each row has one; ``weights`` of the same
+    shape, at least 0. A row without a right class adds nothing. :class:`~scent_lightning.data.FeatureDataModule` gives
+    them where the labels are a matrix.
 
     Logs ``train/loss`` (dual objective) and an estimate of the softmax cross-entropy as ``train/cross_entropy`` (exact
     where all classes are scored). For validation and test it logs, over all classes and exact, ``…/cross_entropy``,
@@ -73,6 +77,12 @@ class MultiLabelTask(ExtremeClassificationTask):
         dual_placement: "module" keeps the table of ν on the module's device, "cpu" in main memory.
         weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows; "gradient"
             leaves the gradients alone.
+        hard_negatives: mined for each training row, h: the h classes that the model scores highest and that are not
+            right, over all classes, in chunks. 0: none. They are in the row's sum with every batch it is in, and the
+            sum over all classes is still estimated without bias.
+        mine_every_n_epochs: how often they are found anew, at the start of an epoch, from the second on.
+        hard_negatives_file: those of each training row from a file of NumPy in place of mined ones: integers of shape
+            ``(n, h)``, −1 where a row has no more.
 
     Raises:
         InputError: an argument out of its range; in a step a batch of other parts, answers that are no integers of
@@ -112,6 +122,9 @@ class MultiLabelTask(ExtremeClassificationTask):
         dual_placement: Placement = "module",
         weight_step: WeightStepRule = "proximal",
         warmup_epochs: float | None = None,
+        hard_negatives: int = 0,
+        mine_every_n_epochs: int = 1,
+        hard_negatives_file: str | None = None,
     ) -> None:
         if not ks:
             raise InputError(f"ks must hold at least one k, got {ks!r}")
@@ -142,6 +155,18 @@ class MultiLabelTask(ExtremeClassificationTask):
         self.propensity_a = checked_number("propensity_a", propensity_a, above=0)
         self.propensity_b = checked_number("propensity_b", propensity_b, above=0)
         self._propensities: Tensor | None = None
+        checked_integer("hard_negatives", hard_negatives, least=0)
+        self.mine_every_n_epochs: int = checked_integer("mine_every_n_epochs", mine_every_n_epochs)
+        self.hard_negatives: HardNegatives | None = None
+        self._mines = hard_negatives > 0
+        if hard_negatives_file is not None:
+            if self._mines:
+                raise InputError(f"hard_negatives must be 0 with hard_negatives_file, got {hard_negatives}")
+            given = read_hard_negatives(hard_negatives_file, num_anchors, num_classes)
+            self.hard_negatives = HardNegatives(num_anchors, given.shape[1])
+            self.hard_negatives.put(torch.arange(num_anchors), given)
+        elif self._mines:
+            self.hard_negatives = HardNegatives(num_anchors, min(hard_negatives, num_classes - 1))
 
     def configure_metrics(self) -> tuple[dict[str, Metric], list[str]]:
         """Cross-entropy and those of the first k classes."""
@@ -172,7 +197,61 @@ class MultiLabelTask(ExtremeClassificationTask):
                 f"position of each row in the data set, got {got}"
             )
         inputs, answers, *weights, index = batch
-        return inputs, Answers(answers, *weights), index
+        if isinstance(answers, Tensor) and answers.ndim == 1:  # one each
+            answers = answers.unsqueeze(1)
+        hard = None
+        if self.hard_negatives is not None and self.training and isinstance(answers, Tensor) and answers.ndim == 2:
+            hard = self.hard_negatives.of(index, answers)
+        return inputs, Answers(answers, weights[0] if weights else None, hard), index
+
+    def on_train_epoch_start(self) -> None:
+        """Find the hard negatives, where it is time to."""
+        super().on_train_epoch_start()
+        epoch, hard = self.current_epoch, self.hard_negatives
+        if (
+            hard is not None
+            and self._mines
+            and epoch > hard.epoch
+            and epoch > 0
+            and epoch % self.mine_every_n_epochs == 0
+        ):
+            self.mine(self.trainer.datamodule)  # type: ignore[attr-defined]
+            hard.epoch = epoch
+
+    @torch.no_grad()
+    def mine(self, data: Any) -> None:
+        """Find the hard negatives of all training rows, each process those of its share, and exchange them.
+
+        Args:
+            data: an :class:`~scent_lightning.data.IndexedDataModule`.
+
+        Raises:
+            InputError: there is no such data module.
+        """
+        if not isinstance(data, IndexedDataModule):
+            raise InputError(
+                "hard negatives are mined from the training rows of a data module of this package, got "
+                f"{'none' if data is None else type(data).__name__}: give them in hard_negatives_file"
+            )
+        hard = cast(HardNegatives, self.hard_negatives)
+        trains, mined = self.training, []
+        self.eval()
+        try:
+            for batch in data.evaluation_loader(data.existing("train")):
+                plugin = self.trainer.precision_plugin
+                batch = self.trainer.strategy.batch_to_device(plugin.convert_input(batch))
+                with plugin.forward_context():
+                    inputs, answers, index = self._parts(batch)
+                    number = min(hard.number + answers.classes.shape[1], self.head.num_classes)
+                    found = most_probable(self.head, self(inputs), number, self.class_chunk).classes
+                hard.put(index, first_but(found, answers.classes, hard.number))
+                mined.append(index)
+        finally:
+            self.train(trains)
+        if distributed.is_distributed():
+            rows = torch.cat(mined)
+            classes = distributed.of_all_processes(hard.table[rows.cpu()].to(self.device))
+            hard.put(distributed.of_all_processes(rows), classes)
 
     def _samples(self, inputs: Tensor, labels: Any) -> tuple[Samples, Samples]:
         """The loss's, which move ν as well."""
@@ -195,7 +274,7 @@ class MultiLabelTask(ExtremeClassificationTask):
         return samples, samples
 
     def _checked(self, answers: Answers, rows: int) -> Answers:
-        classes, weights = answers
+        classes, weights, hard = answers
         if not isinstance(classes, Tensor) or classes.ndim != 2 or len(classes) != rows:
             got = tuple(classes.shape) if isinstance(classes, Tensor) else type(classes).__name__
             raise InputError(f"answers must have shape ({rows}, P), one row for each of the batch, got {got}")
@@ -203,7 +282,7 @@ class MultiLabelTask(ExtremeClassificationTask):
             raise InputError(f"answers must be integers, the numbers of the right classes, got {classes.dtype}")
         if weights is not None and weights.shape != classes.shape:
             raise InputError(f"weights must have the answers' shape {tuple(classes.shape)}, got {tuple(weights.shape)}")
-        return Answers(classes.long(), weights)
+        return Answers(classes.long(), weights, hard)
 
     def _check_on_the_way(self, batch: Any, dataloader_idx: int) -> Any:
         if isinstance(batch, list | tuple) and len(batch) in (3, 4) and isinstance(batch[1], Tensor):

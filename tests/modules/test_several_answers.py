@@ -73,6 +73,46 @@ def test_over_all_draws_the_mean_is_that_over_all_classes(monkeypatch):
     torch.testing.assert_close(sums, exact(head, rows).exp().detach(), rtol=1e-6, atol=0)
 
 
+# Of each row: none that is right, one that no batch has, some that several batches have, and rows without.
+HARD = torch.tensor([[2, 8], [4, -1], [-1, -1], [0, 1], [8, 4], [0, 5], [1, 3], [6, -1]])
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_hard_negatives_leave_the_mean_over_all_batches(size):
+    """They are in the sum for sure, and not once more where another row of the batch has them."""
+    head = head_of(correction="frequency")
+    sums, number = torch.zeros(N, dtype=torch.float64), torch.zeros(N)
+    for rows in map(list, itertools.combinations(range(N), size)):
+        classes = ANSWERS[rows]
+        answers = Answers(classes, WEIGHTS[rows], HARD[rows])
+        samples = answer_scores(head, FEATURES[rows], answers, classes[classes >= 0], size)
+        sums[rows] += log_mean_exp(samples.values.detach(), samples.mask).exp() * (K - 1)
+        number[rows] += 1
+    for row in range(N):  # class 8 is in no batch, and in the sum of those rows alone that have it for sure
+        expected = exact(head, [row], missing=[] if 8 in HARD[row] else [8]).exp().item()
+        assert (sums / number)[row].item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize": True, "scale": 3.0}])
+def test_hard_negatives_leave_the_mean_over_all_draws(options, monkeypatch):
+    head = head_of(negatives="uniform", num_negatives=2, **options)
+    sums = torch.zeros(N, dtype=torch.float64)
+    for drawn in itertools.product(range(K), repeat=2):
+        monkeypatch.setattr(torch, "randint", lambda *_, drawn=drawn, **__: torch.tensor(drawn))
+        samples = answer_scores(head, FEATURES, Answers(ANSWERS, WEIGHTS, HARD), ANSWERS[ANSWERS >= 0], N)
+        sums += log_mean_exp(samples.values.detach(), samples.mask).exp() * (K - 1) / K**2
+    torch.testing.assert_close(sums, exact(head, range(N)).exp().detach(), rtol=1e-6, atol=0)
+
+
+def test_hard_negatives_of_all_classes_change_nothing():
+    head = head_of(negatives="all")
+    one, other = (
+        answer_scores(head, FEATURES, Answers(ANSWERS, WEIGHTS, hard), ANSWERS[ANSWERS >= 0], N)
+        for hard in (None, HARD)
+    )
+    torch.testing.assert_close(log_mean_exp(one.values, one.mask), log_mean_exp(other.values, other.mask))
+
+
 @pytest.mark.parametrize("options", [{}, {"normalize": True, "scale": 3.0}])
 def test_all_classes_give_the_cross_entropy_and_its_gradient(options):
     head = head_of(negatives="all", **options)
@@ -87,20 +127,21 @@ def test_all_classes_give_the_cross_entropy_and_its_gradient(options):
 
 @pytest.mark.parametrize("options", [{}, {"normalize": True, "scale": 3.0}])
 @pytest.mark.parametrize("correction", ["frequency", "none"])
-def test_the_gradient_is_sparse_and_right(options, correction):
-    """Against autograd through the logits of all classes."""
+@pytest.mark.parametrize("hard", [None, HARD[:4]])
+def test_the_gradient_is_sparse_and_right(options, correction, hard):
+    """Against finite differences."""
     head = head_of(correction=correction, **options)
     features = FEATURES[:4].clone().requires_grad_()
     classes = ANSWERS[:4]
 
     def loss(head, features):
-        samples = answer_scores(head, features, Answers(classes), classes[classes >= 0], 4)
+        samples = answer_scores(head, features, Answers(classes, hard=hard), classes[classes >= 0], 4)
         return samples.values.masked_fill(~samples.mask, -math.inf).exp().sum()
 
     loss(head, features).backward()
     sparse = head.weight.grad
     assert sparse.is_sparse
-    assert sparse.coalesce().indices()[0].tolist() == [0, 1, 2, 3, 4]
+    assert sparse.coalesce().indices()[0].tolist() == [0, 1, 2, 3, 4, *([] if hard is None else [8])]
     for parameter, found in ((head.weight, sparse.to_dense()), (features, features.grad)):
         step = torch.randn(parameter.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * 1e-6
         values = []

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from scipy import sparse
 
@@ -148,9 +149,10 @@ def test_weights_are_those_of_the_loss(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("negatives", ["in_batch", "uniform"])
-def test_two_processes_are_as_one(negatives, tmp_path, thorough):
-    assert_equal_states(tmp_path, partial(several_labels, negatives=negatives), thorough, worlds=(2,), steps={2: 25})
+@pytest.mark.parametrize(("negatives", "hard"), [("in_batch", 0), ("uniform", 0), ("in_batch", 2)])
+def test_two_processes_are_as_one(negatives, hard, tmp_path, thorough):
+    setting = partial(several_labels, negatives=negatives, hard_negatives=hard)
+    assert_equal_states(tmp_path, setting, thorough, worlds=(2,), steps={2: 25})
 
 
 def test_the_command_line(folder, tmp_path, monkeypatch):
@@ -176,6 +178,108 @@ def test_the_command_line(folder, tmp_path, monkeypatch):
     assert table.filter(like="probability").sum(axis=1).between(0, 1.001).all()
 
 
+def mined_by_hand(task, data, number):
+    """The classes of the largest logits that are not right, of each training row."""
+    rows = data.existing("train")
+    features, answers, _ = rows[list(range(len(rows)))]
+    with torch.no_grad():
+        logits = task.head.logits(features)
+    right = (answers.unsqueeze(2) == torch.arange(K)).any(dim=1)
+    return logits.masked_fill(right, -math.inf).topk(number, dim=1).indices
+
+
+def test_mining_is_exact(folder):
+    """The last one of the run was at the start of its last epoch, with the weights of then."""
+    task, data = fitted(folder, SCENT(), 1, lr=5.0, hard_negatives=3, class_chunk=7)
+    assert task.hard_negatives.epoch == -1
+    assert task.hard_negatives.of(torch.arange(3), torch.zeros(3, 1, dtype=torch.int64)) is None
+    weights = []
+
+    class Keep(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if batch_idx == 0 and pl_module.hard_negatives.epoch == trainer.current_epoch:
+                weights.append((trainer.current_epoch, mined_by_hand(pl_module, data, 3)))
+
+    L.seed_everything(0, verbose=False)
+    task = MultiLabelTask(D, K, N, SCENT(), lr=5.0, hard_negatives=3, class_chunk=7, mine_every_n_epochs=2)
+    quiet_trainer(max_epochs=4, limit_val_batches=0, callbacks=[Keep()]).fit(task, datamodule=data)
+    assert [epoch for epoch, _ in weights] == [2]
+    assert torch.equal(task.hard_negatives.table.long(), weights[-1][1])
+    assert task.training
+
+
+@pytest.mark.parametrize("negatives", ["in_batch", "uniform", "all"])
+def test_hard_negatives_come_to_the_same_optimum(folder, optimum, negatives):
+    task, _ = fitted(folder, SCENT(), 15, negatives=negatives, num_negatives=16, lr=5.0, hard_negatives=4)
+    assert optimum < of_training(task, folder) < optimum + 0.05
+
+
+def test_given_hard_negatives(folder, tmp_path):
+    given = np.random.default_rng(0).integers(-1, K, (N, 2))
+    np.save(tmp_path / "hard.npy", given)
+    task, _ = fitted(folder, BSGD(), 2, lr=5.0, hard_negatives_file=str(tmp_path / "hard.npy"))
+    assert np.array_equal(task.hard_negatives.table.numpy(), given)
+    assert task.hard_negatives.epoch == -1
+
+
+def test_resumed_within_an_epoch_it_is_the_same(folder, tmp_path):
+    """With the hard negatives of its start, which the weights of now would not find."""
+
+    def run(checkpoint=None):
+        L.seed_everything(0, verbose=False)
+        data = FeatureDataModule(str(folder), batch_size=32)
+        data.setup("fit")
+        task = MultiLabelTask(D, K, data.num_anchors, SCENT(), lr=5.0, hard_negatives=3)
+        keep = ModelCheckpoint(tmp_path / str(checkpoint is None), "{step}", every_n_train_steps=18, save_top_k=-1)
+        quiet_trainer(max_epochs=3, enable_checkpointing=True, callbacks=[keep], limit_val_batches=0).fit(
+            task, datamodule=data, ckpt_path=checkpoint
+        )
+        return task.state_dict()
+
+    straight = run()
+    resumed = run(tmp_path / "True" / "step=18.ckpt")  # of 13 steps an epoch
+    assert set(straight) == set(resumed)
+    assert {"hard_negatives.table", "hard_negatives.epoch"} <= set(straight)
+    for name, value in straight.items():
+        if torch.is_tensor(value):
+            assert torch.equal(value, resumed[name]), name
+
+
+def test_one_label_a_row_will_do(tmp_path):
+    (tmp_path / "train").mkdir()
+    generator = np.random.default_rng(0)
+    np.save(tmp_path / "train" / "features.npy", generator.standard_normal((60, D)).astype(np.float32))
+    np.save(tmp_path / "train" / "labels.npy", generator.integers(0, K, 60))
+    task, data = fitted(tmp_path, SCENT(), 2, lr=1.0, hard_negatives=2)
+    assert task.hard_negatives.epoch == 1
+    found = quiet_trainer().validate(task, data.evaluation_loader(data.existing("train")), verbose=False)[0]
+    assert found["val/precision@1"] == pytest.approx(found["val/recall@1"])
+
+
+def test_mining_needs_a_data_module(folder):
+    data = FeatureDataModule(str(folder), batch_size=32)
+    task = MultiLabelTask(D, K, N, SCENT(), hard_negatives=2)
+    with pytest.raises(
+        InputError, match=r"hard negatives are mined from the training rows of a data module .*, got none"
+    ):
+        quiet_trainer(max_epochs=2, limit_val_batches=0).fit(task, data.train_dataloader())
+
+
+@pytest.mark.parametrize(("array", "message"), [
+    (None, r"hard_negatives_file .*hard\.npy is not a file"),
+    (np.zeros((3, 2), dtype=int), r"must hold integers of shape \(400, h\), got int64 \(3, 2\)"),
+    (np.zeros((N, 2)), r"must hold integers of shape \(400, h\), got float64"),
+    (np.full((N, 2), K), r"must hold classes from 0 to 39, or -1 for none, got 40"),
+    (np.full((N, 2), -2), r"must hold classes from 0 to 39, or -1 for none, got -2"),
+    (np.array([None]), r"hard\.npy cannot be read as one plain array"),
+])  # fmt: skip
+def test_files_of_hard_negatives_that_do_not_fit(array, message, tmp_path):
+    if array is not None:
+        np.save(tmp_path / "hard.npy", array, allow_pickle=True)
+    with pytest.raises(InputError, match=message):
+        MultiLabelTask(D, K, N, BSGD(), hard_negatives_file=str(tmp_path / "hard.npy"))
+
+
 def batch_of(rows=4, widest=2):
     generator = torch.Generator().manual_seed(0)
     answers = torch.stack([torch.randperm(K, generator=generator)[:widest] for _ in range(rows)])
@@ -185,7 +289,7 @@ def batch_of(rows=4, widest=2):
 @pytest.mark.parametrize(("change", "message"), [
     (lambda x, a, i: (x, a), r"a batch must be \(inputs, answers, index\) or .*, got 2 part\(s\)"),
     (lambda x, a, i: x, "a batch must be .*, got Tensor"),
-    (lambda x, a, i: (x, a[:, 0], i), r"answers must have shape \(4, P\), one row for each of the batch, got \(4,\)"),
+    (lambda x, a, i: (x, a[:, :, None], i), r"answers must have shape \(4, P\), one row for each .*, got \(4, 2, 1\)"),
     (lambda x, a, i: (x, a[:3], i), r"answers must have shape \(4, P\), .*, got \(3, 2\)"),
     (lambda x, a, i: (x, a.float(), i), "answers must be integers, .*, got torch.float32"),
     (lambda x, a, i: (x, a, a[:, :1].float(), i), r"weights must have the answers' shape \(4, 2\), got \(4, 1\)"),
@@ -211,6 +315,9 @@ def test_a_batch_without_a_right_class_adds_nothing():
     ({"ks": []}, r"ks must hold at least one k, got \[\]"),
     ({"ks": [0]}, "each of ks must be an integer of at least 1, got 0"),
     ({"propensity_a": 0}, "propensity_a must be a finite number above 0, got 0"),
+    ({"hard_negatives": -1}, "hard_negatives must be an integer of at least 0, got -1"),
+    ({"hard_negatives": 2, "hard_negatives_file": "a.npy"}, "hard_negatives must be 0 with hard_negatives_file, got 2"),
+    ({"mine_every_n_epochs": 0}, "mine_every_n_epochs must be an integer of at least 1, got 0"),
     ({"propensity_b": -1.0}, "propensity_b must be a finite number above 0, got -1"),
 ])  # fmt: skip
 def test_arguments(arguments, message):
