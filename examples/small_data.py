@@ -6,10 +6,14 @@
   far out. For robust regression.
 * ``features/train`` and ``features/val``: ``features.npy`` (n, 32), float32, and ``labels.npy`` (n,), int64, of 500
   classes. For extreme classification.
+* ``labels/train`` and ``labels/val``: ``features.npy`` (n, 32), and ``labels.npz``, a sparse matrix (n, 300) of one to
+  four labels a row. For extreme classification with several right classes.
 * ``images/train/ok``, ``images/train/defect``, ``images/test/ok``, ``images/test/defect``: images of a surface, with a
   scratch where it is defect, a folder a class; in training one in six is defect. For partial AUC.
 * ``pairs.tsv`` and ``pairs/``: a table with the columns ``filepath`` (relative to the table), ``title``, ``category``
   and ``split`` (train or val), and the images. For CLIP.
+* ``queries/train.txt`` and ``queries/val.txt``: documents of queries in SVMlight's format, with a relevance of 0 to 3
+  and five features. For ranking.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from scipy import sparse
 
 from scent_lightning.data.shapes import CLASSES, Shapes
 
@@ -45,6 +50,21 @@ def features(folder: Path, generator: np.random.Generator) -> None:
         (folder / split).mkdir(parents=True, exist_ok=True)
         np.save(folder / split / "features.npy", rows.astype(np.float32))
         np.save(folder / split / "labels.npy", labels)
+
+
+def labels(folder: Path, generator: np.random.Generator) -> None:
+    """Rows of unit norm around the sum of their labels' centres; the first labels are the most frequent."""
+    count = 300
+    centres = generator.standard_normal((count, WIDTH))
+    for split, rows in (("train", 4000), ("val", 400)):
+        matrix = np.zeros((rows, count), dtype=np.float32)
+        for row in matrix:
+            row[(count * generator.random(generator.integers(1, 5)) ** 3).astype(int)] = 1
+        features = matrix @ centres + generator.standard_normal((rows, WIDTH))
+        features /= np.linalg.norm(features, axis=1, keepdims=True)
+        (folder / split).mkdir(parents=True, exist_ok=True)
+        np.save(folder / split / "features.npy", features.astype(np.float32))
+        sparse.save_npz(folder / split / "labels.npz", sparse.csr_matrix(matrix))
 
 
 def images(folder: Path, generator: np.random.Generator) -> None:
@@ -79,6 +99,20 @@ def pairs(path: Path) -> None:
                 writer.writerow([name, Shapes.caption(int(numbers[row])), colour, split])
 
 
+def queries(folder: Path, generator: np.random.Generator) -> None:
+    """Documents whose relevance depends on some of their features; one query in twenty has none that is relevant."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", 200), ("val", 50)):
+        with (folder / f"{split}.txt").open("w") as file:
+            for query in range(count):
+                documents = generator.standard_normal((generator.integers(5, 60), 5))
+                worth = documents @ np.array([2.0, -1.0, 0.5, 0.0, 0.0]) + generator.standard_normal(len(documents))
+                relevance = np.digitize(worth, [2.0, 3.0, 4.0]) * (query % 20 != 19)
+                for grade, row in zip(relevance, documents, strict=True):
+                    values = " ".join(f"{number}:{value:.4f}" for number, value in enumerate(row, start=1))
+                    file.write(f"{grade} qid:{query} {values}\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder to make them in")
@@ -89,7 +123,9 @@ def main() -> None:
     features(folder / "features", generator)
     images(folder / "images", generator)
     pairs(folder / "pairs.tsv")
-    print(f"{folder}: rows.csv, features/, images/, pairs.tsv")
+    queries(folder / "queries", generator)
+    labels(folder / "labels", generator)
+    print(f"{folder}: rows.csv, features/, images/, pairs.tsv, queries/, labels/")
 
 
 if __name__ == "__main__":

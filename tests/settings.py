@@ -15,10 +15,18 @@ from scent_lightning.data import (
     FeatureDataModule,
     ImageTextDataModule,
     ImbalancedImageDataModule,
+    RankingDataModule,
     TabularRegressionDataModule,
 )
 from scent_lightning.duals import SCENT, SOX
-from scent_lightning.tasks import CLIPTask, DRORegressionTask, ExtremeClassificationTask, PartialAUCTask
+from scent_lightning.tasks import (
+    CLIPTask,
+    DRORegressionTask,
+    ExtremeClassificationTask,
+    MultiLabelTask,
+    PartialAUCTask,
+    RankingTask,
+)
 
 TOWER = {"layers": 1, "width": 16}
 ARCHITECTURE = {
@@ -87,6 +95,18 @@ def classification(folder, batch_size, negatives="in_batch", dropout=0.0):
     return task, data
 
 
+def several_labels(folder, batch_size, negatives="in_batch", **more):
+    generator = np.random.default_rng(0)
+    answers = np.array([generator.permutation(12)[:3] for _ in range(101)])
+    features = generator.standard_normal((12, 6))[answers].mean(axis=1)
+    answers[generator.random((101, 3)) < 0.3] = -1
+    write(folder / "train", features, answers)
+    data = FeatureDataModule(str(folder), batch_size=batch_size)
+    data.setup("fit")
+    arguments = {"negatives": negatives, "num_negatives": 5, "lr": 0.1, "momentum": 0.5, **more}
+    return MultiLabelTask(6, 12, data.num_anchors, SCENT(2.0), backbone=nn.Linear(6, 6), **arguments), data
+
+
 def ranking(folder, batch_size):
     generator = np.random.default_rng(0)
     labels = (np.arange(101) < 40).astype(np.int64)
@@ -100,6 +120,28 @@ def ranking(folder, batch_size):
     )
     data.setup("fit")
     return PartialAUCTask(data.num_anchors, SOX(0.5), data.num_features, tau=0.2, lr=0.05, momentum=0.9), data
+
+
+def lists(folder, batch_size):
+    """Lists of documents, some of them longer than there is room for."""
+
+    def make(part):
+        generator = np.random.default_rng(0)
+        rows = [(query, *generator.standard_normal(6)) for query in range(101) for _ in range(generator.integers(2, 9))]
+        worth = [row[1] + row[2] + 0.5 * generator.standard_normal() for row in rows]
+        grades = np.digitize(worth, [0.0, 1.0, 2.0])
+        grades[[number for number, row in enumerate(rows) if number == 0 or row[0] != rows[number - 1][0]]] += 1
+        lines = [
+            f"{grade} qid:{query} " + " ".join(f"{number}:{value:.4f}" for number, value in enumerate(values, start=1))
+            for grade, (query, *values) in zip(grades, rows, strict=True)
+        ]
+        (part / "train.txt").write_text("\n".join(lines))
+
+    once(folder / "lists", make)
+    data = RankingDataModule(str(folder / "lists"), batch_size=batch_size, list_size=4)
+    data.setup("fit")
+    network = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+    return RankingTask(6, data.num_anchors, SCENT(2.0), network=network, lr=0.05), data
 
 
 def images(folder, batch_size):

@@ -321,7 +321,16 @@ def test_every_config_builds(config, tables, monkeypatch, data_dir):
         for split in ("train", "val"):
             Path(split).mkdir()
             np.save(f"{split}/features.npy", np.random.default_rng(0).standard_normal((256, 8)).astype(np.float16))
-            np.save(f"{split}/labels.npy", np.arange(256) % 50)
+            labels = np.arange(256) % 50
+            several = settings["model"]["class_path"] == "MultiLabelTask"
+            np.save(f"{split}/labels.npy", np.stack([labels, labels + 50], axis=1) if several else labels)
+        arguments += ["--data.path", "."]
+    elif kind == "RankingDataModule":
+        lines = [f"{row % 3} qid:{row // 5} 1:{row % 7} 2:{row % 4}" for row in range(200)]
+        Path("queries.txt").write_text("\n".join(lines))
+        arguments += ["--data.path", "queries.txt"]
+    elif kind == "ImageFolderDataModule":
+        image_folder(Path("train"), classes=("cat", "dog"), images=64)
         arguments += ["--data.path", "."]
     elif kind == "ImbalancedImageDataModule":
         for split in ("train", "test"):

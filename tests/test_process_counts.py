@@ -18,7 +18,7 @@ from scent_lightning.data import (
 from scent_lightning.duals import MSVR, SOX
 from scent_lightning.tasks import CLIPTask, DRORegressionTask, ExtremeClassificationTask, PartialAUCTask
 from tests.helpers import ddp_trainer, quiet_trainer, under_trainers
-from tests.settings import ARCHITECTURE, SETTINGS, classification, letters, moved_by
+from tests.settings import ARCHITECTURE, SETTINGS, classification, letters, lists, moved_by
 
 GLOBAL_BATCH = 16  # of 101 rows: the last of an epoch's seven batches has 5, in uneven shares
 STEPS = {2: 100, 4: 35}  # four processes on fewer cores wait for each other more than they work
@@ -62,6 +62,11 @@ def test_same_weights_and_duals(name, tmp_path, thorough):
 @pytest.mark.parametrize("negatives", ["uniform", "all"])
 def test_same_weights_and_duals_with_other_negatives(negatives, tmp_path, thorough):
     assert_equal_states(tmp_path, partial(classification, negatives=negatives), thorough, worlds=(2,))
+
+
+@pytest.mark.slow
+def test_same_weights_and_duals_of_lists(tmp_path, thorough):
+    assert_equal_states(tmp_path, lists, thorough, worlds=(2,), steps={2: 25})
 
 
 @pytest.mark.slow

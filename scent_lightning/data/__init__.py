@@ -4,21 +4,25 @@ One of one's own is an :class:`IndexedDataModule` with one method, ``load``.
 """
 
 from scent_lightning.data.base import IndexedDataModule
+from scent_lightning.data.class_images import ImageFolderDataModule
 from scent_lightning.data.features import FeatureDataModule, SyntheticFeatureDataModule
 from scent_lightning.data.image_text import ImageTextDataModule
 from scent_lightning.data.imbalanced import ImbalancedImageDataModule
 from scent_lightning.data.indexed import IndexedRows, IndexedTensorDataset, batch_loader
+from scent_lightning.data.ranking import RankingDataModule
 from scent_lightning.data.stratified import StratifiedBatchSampler
 from scent_lightning.data.tabular import TabularRegressionDataModule
 from scent_lightning.data.with_index import WithIndex
 
 __all__ = [
     "FeatureDataModule",
+    "ImageFolderDataModule",
     "ImageTextDataModule",
     "ImbalancedImageDataModule",
     "IndexedDataModule",
     "IndexedRows",
     "IndexedTensorDataset",
+    "RankingDataModule",
     "StratifiedBatchSampler",
     "SyntheticFeatureDataModule",
     "TabularRegressionDataModule",

@@ -93,9 +93,10 @@ class FeatureFiles(IndexedRows):
     Args:
         folder: has features.npy or features.pt, shape ``(n, D)``, and labels.npy or labels.pt, shape ``(n,)``.
         labelled: it must have the labels; else they are not looked at, and None.
+        labels: the array and its path, where they are open already.
     """
 
-    def __init__(self, folder: Path, labelled: bool = True) -> None:
+    def __init__(self, folder: Path, labelled: bool = True, labels: tuple[Array, Path] | None = None) -> None:
         self.folder = folder
         self.features, self.path = open_array(folder, "features")
         if self.features.dtype not in (np.float16, np.float32):
@@ -106,11 +107,11 @@ class FeatureFiles(IndexedRows):
             raise InputError(f"split {folder.name!r} is empty: {self.path} has no rows")
         # Reading a page of a map that its file has no more ends the process.
         self._files = [_Length(self.path)]
-        self._labels = self._open_labels() if labelled else None
+        self._labels = self._open_labels(labels) if labelled else None
         self._fetches = 0
 
-    def _open_labels(self) -> Array:
-        labels, path = open_array(self.folder, "labels")
+    def _open_labels(self, given: tuple[Array, Path] | None) -> Array:
+        labels, path = given or open_array(self.folder, "labels")
         if labels.dtype.kind not in "iu":
             raise InputError(f"{path} must hold integers, got {labels.dtype}")
         if labels.ndim != 1:
@@ -146,8 +147,17 @@ class FeatureFiles(IndexedRows):
         for file in self._files:
             file.check()
 
+    def fingerprint_of_first(self, rows: int) -> str:
+        """Hash of the first rows by all of their labels, and some of their features."""
+        return self.fingerprint(np.arange(rows), self.labels[:rows])
+
     def fetch(self, index: Array) -> Batch:
         """Features (B, D), float32, and labels (B,), int64, or None."""
+        features = self._features_of(index)
+        labels = None if self._labels is None else np.asarray(self._labels[index], dtype=np.int64)
+        return features, None if labels is None else torch.from_numpy(labels)
+
+    def _features_of(self, index: Array) -> Tensor:
         self.check_files()
         order = np.argsort(index)
         ascending = index[order]
@@ -166,8 +176,7 @@ class FeatureFiles(IndexedRows):
         self._fetches += 1
         if self._fetches % RELEASE_EVERY == 0:
             _release(self.features)
-        labels = None if self._labels is None else np.asarray(self._labels[index], dtype=np.int64)
-        return torch.from_numpy(features), None if labels is None else torch.from_numpy(labels)
+        return torch.from_numpy(features)
 
     def check_width(self, width: int) -> None:
         """Raise InputError unless there are as many features as the training rows had."""

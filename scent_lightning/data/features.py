@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from scent_lightning.data.answer_files import AnswerFiles, feature_files, has_labels
 from scent_lightning.data.base import IndexedDataModule
 from scent_lightning.data.feature_files import FeatureFiles, has_array
 from scent_lightning.data.folders import missing_split
@@ -30,6 +32,12 @@ class FeatureDataModule(IndexedDataModule):
     ``path`` has a folder per split: ``train``, and for evaluation ``val`` and ``test``. Each holds ``features.npy``
     (float16 or float32, shape ``(n, D)``) and ``labels.npy`` (integers, shape ``(n,)``), or the same as tensors in
     ``features.pt`` and ``labels.pt``. The files are memory-mapped: a batch reads its own rows.
+
+    **Several labels a row**, for :class:`~scent_lightning.tasks.MultiLabelTask`: ``labels.npy`` of shape ``(n, P)``
+    with P at least 2, −1 where a row has no more, or ``labels.npz``, a sparse matrix of shape ``(n, K)`` as
+    ``scipy.sparse.save_npz`` writes it, whose entries are the labels' weights. Batches are then
+    ``(features, answers, index)``, ``answers`` int64 of shape ``(B, P)`` padded with −1, or
+    ``(features, answers, weights, index)`` where the entries are not all 1.
 
     ``fit`` without a validation split trains without validation, and warns of classes without a training row (where
     labels start at 1, or a class is in another split only). ``predict`` goes over the folder ``predict``, or the
@@ -86,6 +94,7 @@ class FeatureDataModule(IndexedDataModule):
         self.test_split = test_split
         self._num_classes = self._given_classes = num_classes
         self._files: dict[str, FeatureFiles] | None = None
+        self._class_counts: npt.NDArray[np.int64] | None = None
 
     @property
     def num_features(self) -> int:
@@ -100,6 +109,13 @@ class FeatureDataModule(IndexedDataModule):
         assert self._num_classes is not None
         return self._num_classes
 
+    @property
+    def class_counts(self) -> npt.NDArray[np.int64]:
+        """Training rows of each class, shape ``(K,)``: a loss over the classes of a batch may have to know them."""
+        if self._class_counts is None:
+            self._class_counts = self._all_files()["train"].class_counts(self.num_classes)
+        return self._class_counts
+
     def setup(self, stage: str) -> None:
         """Map the files and check them, once; and that the split to evaluate on is there."""
         if stage != "fit" and not (self.restored or (self.path / "train").is_dir()):
@@ -107,12 +123,15 @@ class FeatureDataModule(IndexedDataModule):
         super().setup(stage)
         if stage == "fit":
             self._name_dead_classes(self._all_files())
+            train = self._all_files()["train"]
+            if isinstance(train, AnswerFiles) and (said := train.without_label()) is not None:
+                self.warn(f"{self.path}: {said}")
             if self.val_split != "val":
                 self.existing("val")
 
     def _name_dead_classes(self, files: dict[str, FeatureFiles]) -> None:
         """Warn of classes without a training row, of which nothing can be learned, and where other splits have them."""
-        dead = files["train"].class_counts(self.num_classes) == 0
+        dead = self.class_counts == 0
         if not dead.any():
             return
         which = np.flatnonzero(dead).tolist()
@@ -151,7 +170,7 @@ class FeatureDataModule(IndexedDataModule):
                 if self.split(split) is not None:
                     break
             return None
-        files = FeatureFiles(folder, labelled=has_array(folder, "labels"))
+        files = feature_files(folder, labelled=has_labels(folder))
         if "num_features" in self.restored:
             files.check_width(self.restored["num_features"])
         return files
@@ -190,13 +209,12 @@ class FeatureDataModule(IndexedDataModule):
 
     def fingerprint(self, rows: int) -> str:
         """Hash of all labels of the first ``rows`` training rows, and the features of some."""
-        files = self._all_files()["train"]
-        return files.fingerprint(np.arange(rows), files.labels[:rows])
+        return self._all_files()["train"].fingerprint_of_first(rows)
 
     def forget(self) -> None:
         """Have the files opened anew."""
         super().forget()
-        self._files = None
+        self._files = self._class_counts = None
         self._num_classes = self._given_classes or self.restored.get("num_classes")
 
     def _all_files(self) -> dict[str, FeatureFiles]:
@@ -211,7 +229,7 @@ class FeatureDataModule(IndexedDataModule):
         if not (self.restored or (self.path / "train").is_dir()):
             raise InputError(self.missing("train"))
         names = dict.fromkeys(("train", self.val_split, self.test_split))
-        files = {name: FeatureFiles(self.path / name) for name in names if (self.path / name).is_dir()}
+        files = {name: feature_files(self.path / name) for name in names if (self.path / name).is_dir()}
         if not files:
             raise InputError(f"path {self.path} has no split")
         width = self.restored.get("num_features") or files["train"].features.shape[1]

@@ -34,9 +34,12 @@ class ContrastiveSamples(Samples):
         rho: ρ, how much a high temperature costs.
         epsilon: ε inside the logarithm, at least 0; not for an update that needs the scores.
         chunk: rows of the matrix of pairs that exist at a time; None keeps all B.
+        group: number of each pair's group, integers, shape ``(B,)``: pairs of one group, as the captions of an image,
+            are not compared with each other, on whatever process they are. None: each pair is a group.
 
     Raises:
-        InputError: in :meth:`check`: not as many images as texts; in :meth:`sides`: there is but one pair.
+        InputError: in :meth:`check`: not as many images as texts, or groups that do not fit; in :meth:`sides`: there is
+            but one pair.
 
     Example:
         >>> import torch
@@ -60,6 +63,7 @@ class ContrastiveSamples(Samples):
         rho: float = 0.0,
         epsilon: float = 0.0,
         chunk: int | None = None,
+        group: Tensor | None = None,
     ) -> None:
         self.image = image
         self.text = text
@@ -67,6 +71,7 @@ class ContrastiveSamples(Samples):
         self.rho = rho
         self.epsilon = epsilon
         self.chunk = chunk
+        self.group = group
         self._everyone: Everyone | None = None
 
     def __len__(self) -> int:
@@ -77,6 +82,13 @@ class ContrastiveSamples(Samples):
         if self.image.shape != self.text.shape:
             shapes = f"{tuple(self.image.shape)} and {tuple(self.text.shape)}"
             raise InputError(f"images and texts must be pairs: got embeddings of shapes {shapes}")
+        if (group := self.group) is not None and (
+            group.shape != self.image.shape[:1] or group.is_floating_point() or group.dtype == torch.bool
+        ):
+            raise InputError(
+                f"group must be integers of shape ({len(self.image)},), one for each pair, got {group.dtype} of shape "
+                f"{tuple(group.shape)}"
+            )
 
     def _gather(self) -> Everyone | None:
         if not distributed.is_distributed():
@@ -84,12 +96,15 @@ class ContrastiveSamples(Samples):
         with torch.enable_grad():
             images, start = distributed.gather_with_gradient(self.image)
             texts, _ = distributed.gather_with_gradient(self.text)
-        return Everyone(images, texts, start, distributed.processes())
+        group = None if self.group is None else distributed.of_all_processes(self.group)
+        return Everyone(images, texts, start, distributed.processes(), group)
 
     def sides(self) -> tuple[Side, Side]:
         """ℓ of the images and of the texts."""
         self._everyone = self._gather()
-        self._means = contrastive_log_means(self.image, self.text, self.tau, self.epsilon, self._everyone, self.chunk)
+        self._means = contrastive_log_means(
+            self.image, self.text, self.tau, self.epsilon, self._everyone, self.chunk, self.group
+        )
         negatives = self._means.negatives
         return Side(self._means.image, negatives), Side(self._means.text, negatives)
 
@@ -113,7 +128,9 @@ class ContrastiveSamples(Samples):
 
     def dense(self) -> Samples:
         """Both matrices of scores."""
-        return _ContrastiveScores(*contrastive_scores(self.image, self.text, self.tau, self._gather()), self)
+        return _ContrastiveScores(
+            *contrastive_scores(self.image, self.text, self.tau, self._gather(), self.group), self
+        )
 
 
 class _ContrastiveScores(Samples):

@@ -5,6 +5,7 @@ The function ``partial_auc`` is not repeated here, because its name is that of i
 """
 
 from scent_lightning.metrics.entropic_risk import EntropicRisk
+from scent_lightning.metrics.multi_label import PrecisionAtK, PropensityScoredPrecision, RecallAtK, label_propensities
 from scent_lightning.metrics.partial_auc import (
     OneWayPartialAUC,
     PartialAUCObjective,
@@ -13,6 +14,7 @@ from scent_lightning.metrics.partial_auc import (
     roc_curve,
     two_way_partial_auc,
 )
+from scent_lightning.metrics.ranking import GradedNDCG, ListMRR, graded_ndcg, reciprocal_rank
 from scent_lightning.metrics.retrieval import CaptionRecall, RetrievalRecall, retrieval_ranks
 from scent_lightning.metrics.top_k import TopKAccuracy
 from scent_lightning.metrics.zero_shot import ZeroShotAccuracy
@@ -20,13 +22,21 @@ from scent_lightning.metrics.zero_shot import ZeroShotAccuracy
 __all__ = [
     "CaptionRecall",
     "EntropicRisk",
+    "GradedNDCG",
+    "ListMRR",
     "OneWayPartialAUC",
     "PartialAUCObjective",
+    "PrecisionAtK",
+    "PropensityScoredPrecision",
+    "RecallAtK",
     "RetrievalRecall",
     "TopKAccuracy",
     "TwoWayPartialAUC",
     "ZeroShotAccuracy",
+    "graded_ndcg",
+    "label_propensities",
     "partial_auc_objective",
+    "reciprocal_rank",
     "retrieval_ranks",
     "roc_curve",
     "two_way_partial_auc",

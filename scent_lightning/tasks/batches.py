@@ -52,6 +52,11 @@ def check_rows(name: str, values: Tensor, rows: int) -> None:
 
 def class_numbers(labels: Tensor, rows: int) -> Tensor:
     """Labels as int64, shape ``(rows,)``; raises InputError for another shape or for what are no integers."""
+    if isinstance(labels, Tensor) and labels.ndim == 2:
+        raise InputError(
+            f"labels must have shape ({rows},), one for each row of the batch, got {tuple(labels.shape)}; several "
+            "right classes a row are for MultiLabelTask"
+        )
     check_rows("labels", labels, rows)
     if labels.dtype == torch.int64:
         return labels

@@ -200,7 +200,12 @@ class CLIPTask(BaseTask):
 
     @outside_graphs
     def contrastive_risk(
-        self, image: Tensor, text: Tensor, index: Tensor, previous: ContrastiveSamples | None = None
+        self,
+        image: Tensor,
+        text: Tensor,
+        index: Tensor,
+        previous: ContrastiveSamples | None = None,
+        group: Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch of embeddings; in training ν at ``index`` is updated first.
 
@@ -209,6 +214,7 @@ class CLIPTask(BaseTask):
             text: those of their texts, shape ``(B, D)``.
             index: dataset indices of the pairs, shape ``(B,)``.
             previous: the pairs at the weights before the last optimiser step, for a dual update that needs them.
+            group: number of each pair's group, shape ``(B,)``: those of one are not compared with each other.
 
         Returns:
             A scalar; in a distributed run this process's share, of which the mean over processes is the whole.
@@ -219,17 +225,17 @@ class CLIPTask(BaseTask):
             InputError: there is but one pair, or there are not as many images as texts; or the table was loaded from a
                 checkpoint of another size.
         """
-        samples = self._samples(image, text, self.tau)
+        samples = self._samples(image, text, self.tau, group)
         return self.entropic_risk((_IMAGE, _TEXT), samples, index, previous_scores=previous)
 
-    def _samples(self, image: Tensor, text: Tensor, tau: Tensor) -> ContrastiveSamples:
-        return ContrastiveSamples(image, text, tau, self.rho, self.epsilon, self.chunk)
+    def _samples(self, image: Tensor, text: Tensor, tau: Tensor, group: Tensor | None) -> ContrastiveSamples:
+        return ContrastiveSamples(image, text, tau, self.rho, self.epsilon, self.chunk, group)
 
     # ---------------------------------------------------------------- steps
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Update ν of the batch's pairs and return the loss; None for a batch with fewer than two pairs."""
-        images, texts, index = three_parts(batch, "images, texts")
+        images, texts, group, index = _parts(batch)
         if not distributed.is_distributed() and len(index) < 2:
             self.skipped_batches += 1
             if self.skipped_batches == 1:
@@ -238,17 +244,17 @@ class CLIPTask(BaseTask):
                     "skipped_batches"
                 )
             return None
-        previous = self.at_previous_weights(lambda: self._detached_samples(images, texts))
+        previous = self.at_previous_weights(lambda: self._detached_samples(images, texts, group))
         image, text = self(images, texts)
-        loss = self.contrastive_risk(image, text, index, previous)
+        loss = self.contrastive_risk(image, text, index, previous, group)
         if self.log_loss(loss):
             self.log("train/tau", self.tau.detach())
         return loss
 
-    def _detached_samples(self, images: Tensor, texts: Tensor) -> ContrastiveSamples:
+    def _detached_samples(self, images: Tensor, texts: Tensor, group: Tensor | None) -> ContrastiveSamples:
         """The samples of a batch, with a temperature that stays when τ moves."""
         image, text = self(images, texts)
-        return self._samples(image, text, self.tau.clone())
+        return self._samples(image, text, self.tau.clone(), group)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Keep τ in its range; the model's own temperature follows it."""
@@ -277,9 +283,10 @@ class CLIPTask(BaseTask):
         Returns:
             ``index``, ``image`` and ``text`` embeddings of each pair, for callbacks.
         """
-        images, texts, index = three_parts(batch, "images, texts")
+        images, texts, group, index = _parts(batch)
         image, text = self(images, texts)
-        cast(RetrievalRecall, self.recalls[stage]).update(image, text, text_group(texts), index)
+        group = text_group(texts) if group is None else group
+        cast(RetrievalRecall, self.recalls[stage]).update(image, text, group, index)
         return {"index": index, "image": image, "text": text}
 
     def _log_recall(self, stage: str) -> None:
@@ -302,7 +309,7 @@ class CLIPTask(BaseTask):
         Returns:
             ``index``, shape ``(B,)``; ``image`` and ``text``, normalised embeddings, shape ``(B, D)`` each.
         """
-        images, texts, index = batch
+        images, texts, _, index = _parts(batch)
         image, text = self(images, texts)
         return {"index": index, "image": image, "text": text}
 
@@ -358,6 +365,15 @@ def _start_of_tau(model: Any, pretrained: str | None, min_tau: float, max_tau: f
         what = "the default" if pretrained is None else f"that of {pretrained}"
         rank_zero_warn(f"tau starts at {allowed:.4g}, the nearest to {what} ({tau:.4g}) from min_tau to max_tau")
     return allowed
+
+
+def _parts(batch: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Images, texts, their groups where there are any, and the index."""
+    if isinstance(batch, list | tuple) and len(batch) == 4:
+        images, texts, group, index = batch
+        return images, texts, group, index
+    images, texts, index = three_parts(batch, "images, texts")
+    return images, texts, None, index
 
 
 def text_group(tokens: Tensor) -> Tensor:

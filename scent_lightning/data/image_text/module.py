@@ -87,6 +87,9 @@ class ImageTextDataModule(IndexedDataModule):
         seed: of the shapes, at least 0; the shuffle has the seed of ``seed_everything``.
         rows: number of training rows of "shapes".
         val_rows: number of validation rows of "shapes"; 0 for no validation.
+        group_column: of the table; pairs of the same text there, as several captions of an image, are not compared with
+            each other in training, and in recall any of them is right. Batches are then ``(images, texts, group,
+            index)``. A row without text there is a group of its own. None for no groups.
 
     Raises:
         InputError: before training, in one sentence: a file or column that is missing or cannot be read, a table
@@ -132,6 +135,7 @@ class ImageTextDataModule(IndexedDataModule):
         seed: int = 0,
         rows: int = 20_000,
         val_rows: int = 500,
+        group_column: str | None = None,
     ) -> None:
         checked_choice("source", source, SOURCES)
         super().__init__(batch_size, eval_batch_size, num_workers)
@@ -150,6 +154,7 @@ class ImageTextDataModule(IndexedDataModule):
             seed,
             rows,
             val_rows,
+            group_column,
         )
         for name, least in (("seed", 0), ("rows", 1), ("val_rows", 0)):
             checked_integer(name, getattr(self.options, name), least=least)
@@ -234,11 +239,17 @@ class ImageTextDataModule(IndexedDataModule):
     def load(self, split: str) -> PairRows | None:
         """The pairs of a split; "test" is "val", and "predict" too, or else the training rows, not augmented."""
         if split == "train":
-            return self._source.rows("train", self.looks.look(self.augment))
+            return self._rows("train", self.augment)
         if self._source.has_validation:
-            found: PairRows = self._source.rows("val", self.looks.look(False)) if split == "val" else self.split("val")
+            found: PairRows = self._rows("val", False) if split == "val" else self.split("val")
             return found
-        return self._source.rows("train", self.looks.look(False)) if split == "predict" else None
+        return self._rows("train", False) if split == "predict" else None
+
+    def _rows(self, split: str, augment: bool) -> PairRows:
+        rows = self._source.rows(split, self.looks.look(augment))
+        if (groups := self._source.groups(split)) is not None:
+            rows.groups = torch.from_numpy(groups)
+        return rows
 
     def missing(self, split: str) -> str:
         """Which arguments would say what the rows are."""
@@ -274,6 +285,8 @@ class ImageTextDataModule(IndexedDataModule):
             said["training"] += f": {options.split_column} is {options.train_split!r}"
         if self.class_column is not None:
             said["classes"] = f"{len(self.class_names):,}, of column {self.class_column!r}: {listed(self.class_names)}"
+        if (rows := self.existing("train")).groups is not None:
+            said["groups"] = f"{len(rows.groups.unique()):,}, of column {options.group_column!r}"
         return said
 
     def learned(self) -> dict[str, Any]:

@@ -26,7 +26,13 @@ class PairRows(IndexedRows):
     Args:
         name: of the split.
         look: how they become batches.
+
+    Attributes:
+        groups: number of the group of each row, int64, shape ``(n,)``: batches have it before the index. None: they
+            have none.
     """
+
+    groups: Tensor | None = None
 
     def __init__(self, name: str, look: Look) -> None:
         self.name = name
@@ -51,14 +57,15 @@ class PairRows(IndexedRows):
     def __getitem__(self, index: int | Sequence[int]) -> Batch:
         if isinstance(index, Sequence):
             return self.__getitems__(index)
-        images, texts, rows = self.__getitems__([index])
-        if len(rows) == 0:
+        parts = self.__getitems__([index])
+        if len(parts[-1]) == 0:
             raise InputError(f"pair {index} of split {self.name!r} has no caption or no readable image")
-        return images[0], texts[0], rows[0]
+        return tuple(part[0] for part in parts)
 
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
         images, texts, rows = self.batch(self.checked(indices))
-        return self.look.normalise(images), texts.to(torch.int64), rows
+        groups = () if self.groups is None else (self.groups[rows],)
+        return self.look.normalise(images), texts.to(torch.int64), *groups, rows
 
 
 class FileRows(PairRows):

@@ -37,6 +37,7 @@ class Options:
     seed: int = 0
     rows: int = 20_000
     val_rows: int = 500
+    group_column: str | None = None
 
 
 class PairSource:
@@ -77,6 +78,19 @@ class PairSource:
     def classes(self, split: str) -> Classes:
         """Classes of the rows of "train" or "val", by ``class_column``, which is given."""
         raise NotImplementedError
+
+    def groups(self, split: str) -> Array | None:
+        """Number of the group of each row of "train" or "val", shape ``(n,)``, int64; None without ``group_column``.
+
+        Raises:
+            InputError: ``group_column`` is given, and this source has no columns.
+        """
+        if self.options.group_column is not None:
+            raise InputError(
+                f"group_column is for source 'table', got {self.options.group_column!r} with source "
+                f"{self.options.source!r}"
+            )
+        return None
 
     def classes_or_none(self, split: str) -> Classes:
         """Classes of the rows of "train" or "val"; nothing of what there is not."""

@@ -95,6 +95,7 @@ class Tables(FileSource):
         super().__init__(options)
         self._frame: tuple[Path, pd.DataFrame] | None = None  # of which both splits are rows
         self._classes: dict[str, Classes] = {}
+        self._groups: dict[str, Array] = {}
 
     def check(self) -> None:
         """There must be a path, and one word on the splits."""
@@ -122,6 +123,11 @@ class Tables(FileSource):
         self.pairs(split)
         return self._classes[split]
 
+    def groups(self, split: str) -> Array | None:
+        """By what ``group_column`` has; a row without text there is a group of its own."""
+        self.pairs(split)
+        return self._groups.get(split)
+
     def open(self, split: str) -> TablePairs:
         """The pairs of a split."""
         argument, path = self.path_of(split)
@@ -140,7 +146,7 @@ class Tables(FileSource):
         options = self.options
         separator = options.separator or ("," if content_suffix(path) == ".csv" else "\t")
         columns = {"image_column": options.image_column, "caption_column": options.caption_column}
-        for argument in ("class_column", "split_column"):
+        for argument in ("class_column", "split_column", "group_column"):
             if (column := getattr(options, argument)) is not None:
                 columns[argument] = column
         there = column_names(path, separator)
@@ -176,6 +182,11 @@ class Tables(FileSource):
         if options.class_column is not None:
             which, names = pd.factorize(frame[options.class_column].str.strip())
             self._classes[split] = names.tolist(), which
+        if options.group_column is not None:
+            texts = frame[options.group_column].str.strip()
+            which, names = pd.factorize(texts)
+            alone = len(names) + np.arange(len(texts))
+            self._groups[split] = np.where(texts == "", alone, which)
         images = frame[options.image_column]
         for row, image in images[images.str.contains("..", regex=False)].items():
             if leads_outside(image):

@@ -31,6 +31,7 @@ from torch.autograd.function import once_differentiable
 from scent_lightning.errors import InputError
 from scent_lightning.functional.contrastive.products import (
     BELOW_LARGEST,
+    Groups,
     RowSums,
     column_shares,
     dtype_of_products,
@@ -61,12 +62,14 @@ class Everyone:
         text: shape ``(N, D)``.
         start: place of this process's first row.
         processes: number of processes.
+        group: of each pair, shape ``(N,)``; None where there are no groups.
     """
 
     image: Tensor
     text: Tensor
     start: int
     processes: int
+    group: Tensor | None = None
 
 
 @dataclass
@@ -76,12 +79,14 @@ class ContrastiveLogMeans:
     Attributes:
         image: ℓ of each image anchor, shape ``(B,)``, float64 (float32 on devices without it).
         text: ℓ of each text anchor, shape ``(B,)``.
-        negatives: number of samples of each anchor, N − 1.
+        negatives: number of samples of each anchor: N − 1, or, with groups, of shape ``(B,)``.
+        rows: number of anchors of all processes that have a sample.
     """
 
     image: Tensor
     text: Tensor
-    negatives: int
+    negatives: int | Tensor
+    rows: int | Tensor
     _sides: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]  # largest score and mean exponential less it
     _rows: RowSums
     _columns: tuple[Tensor, Tensor] | None  # reference and sums of the columns
@@ -90,7 +95,11 @@ class ContrastiveLogMeans:
 
 
 def contrastive_scores(
-    image: Tensor, text: Tensor, tau: Tensor | float, everyone: Everyone | None = None
+    image: Tensor,
+    text: Tensor,
+    tau: Tensor | float,
+    everyone: Everyone | None = None,
+    group: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The scores themselves, for an update that needs them; an ordinary graph of several B × N matrices.
 
@@ -99,9 +108,11 @@ def contrastive_scores(
         text: embeddings, shape ``(B, D)``.
         tau: temperature, above 0.
         everyone: embeddings of all processes; None: there is one process, and N is B.
+        group: see :func:`contrastive_log_means`.
 
     Returns:
-        :math:`S^1` and :math:`S^2`, each of shape ``(B, N)``, in float32 or better, and the mask of j ≠ i.
+        :math:`S^1` and :math:`S^2`, each of shape ``(B, N)``, in float32 or better, and the mask of j ≠ i, and not of
+        i's group.
     """
     images, texts, start = (image, text, 0) if everyone is None else (everyone.image, everyone.text, everyone.start)
     with torch.autocast(image.device.type, enabled=False):
@@ -109,6 +120,8 @@ def contrastive_scores(
         second = at_least_float32(text) @ at_least_float32(images).T / tau
     mask = torch.ones_like(first, dtype=torch.bool)
     mask.diagonal(start)[: len(first)] = False
+    if (groups := _groups(group, everyone)) is not None:
+        mask &= ~groups.same(slice(None))
     return (
         first - first.diagonal(start)[: len(first)].unsqueeze(1),
         second - second.diagonal(start)[: len(first)].unsqueeze(1),
@@ -123,6 +136,7 @@ def contrastive_log_means(
     epsilon: float = 0.0,
     everyone: Everyone | None = None,
     chunk: int | None = None,
+    group: Tensor | None = None,
 ) -> ContrastiveLogMeans:
     r"""ℓ of every anchor, :math:`\log(\epsilon + \operatorname{mean}_{j \neq i} e^{S_{ij}})`, for both sides.
 
@@ -134,6 +148,9 @@ def contrastive_log_means(
         everyone: embeddings of all processes, which are the other samples; None: there is one process.
         chunk: rows of the matrix of pairs that exist at a time; None keeps all B, so that the gradient need not work
             them out again.
+        group: number of each pair's group, integers, shape ``(B,)``: pairs of one group, as the captions of an image,
+            are no samples of each other. A pair whose group has all pairs has no sample, ℓ −∞, and adds nothing to the
+            loss. None: each pair is a group.
 
     Returns:
         ℓ, and what the loss will need; detached.
@@ -150,34 +167,58 @@ def contrastive_log_means(
     total = len(image) if everyone is None else len(everyone.image)
     if total < 2:
         raise InputError(f"a contrastive loss needs at least 2 pairs, got {total}")
+    groups = _groups(group, everyone)
     with torch.no_grad(), torch.autocast(image.device.type, enabled=False):
         keep = dtype_of_products(image, chunk)
         first, second = keep(image.detach()), keep(text.detach())
         columns: tuple[Tensor, Tensor] | None = None
         text_rows = None
         if everyone is None:
-            rows, columns = row_sums(first, second, 0, tau, chunk, with_columns=True)
+            rows, columns = row_sums(first, second, 0, tau, chunk, with_columns=True, groups=groups)
             # A column that lies too far below the largest row for one exponential: each side gets its own.
             if columns is not None and not bool((columns[1] >= math.exp(-BELOW_LARGEST)).all()):
                 columns = None
             if columns is None:
-                text_rows, _ = row_sums(second, first, 0, tau, chunk)
+                text_rows, _ = row_sums(second, first, 0, tau, chunk, groups=groups)
         else:
             others = keep(everyone.image.detach()), keep(everyone.text.detach())
-            rows, _ = row_sums(first, others[1], everyone.start, tau, chunk)
-            text_rows, _ = row_sums(second, others[0], everyone.start, tau, chunk)
-        image_side = (wide(rows.largest) - wide(rows.own), wide(rows.sums) / (total - 1))
+            rows, _ = row_sums(first, others[1], everyone.start, tau, chunk, groups=groups)
+            text_rows, _ = row_sums(second, others[0], everyone.start, tau, chunk, groups=groups)
+        negatives, number, valid = _numbers(groups, total)
+        image_side = (wide(rows.largest) - wide(rows.own), wide(rows.sums) / number)
         if text_rows is not None:
-            text_side = (wide(text_rows.largest) - wide(text_rows.own), wide(text_rows.sums) / (total - 1))
+            text_side = (wide(text_rows.largest) - wide(text_rows.own), wide(text_rows.sums) / number)
         else:
             reference, sums = cast(tuple[Tensor, Tensor], columns)
-            text_side = (wide(reference) - wide(rows.own), wide(sums) / (total - 1))
+            text_side = (wide(reference) - wide(rows.own), wide(sums) / number)
+        if groups is not None:
+            none = cast(Tensor, negatives) == 0
+            image_side, text_side = (
+                (side[0].masked_fill(none, -math.inf), side[1]) for side in (image_side, text_side)
+            )
         image_log_mean, text_log_mean = log_mean_exp_from(*image_side), log_mean_exp_from(*text_side)
         if epsilon > 0:
             floor = torch.full_like(image_log_mean, math.log(epsilon))
+            if groups is not None:
+                floor = floor.masked_fill(none, -math.inf)
             image_log_mean, text_log_mean = (torch.logaddexp(x, floor) for x in (image_log_mean, text_log_mean))
     sides = (image_side, text_side)
-    return ContrastiveLogMeans(image_log_mean, text_log_mean, total - 1, sides, rows, columns, text_rows, chunk)
+    return ContrastiveLogMeans(image_log_mean, text_log_mean, negatives, valid, sides, rows, columns, text_rows, chunk)
+
+
+def _groups(group: Tensor | None, everyone: Everyone | None) -> Groups | None:
+    if group is None:
+        return None
+    return Groups(group, group if everyone is None else cast(Tensor, everyone.group))
+
+
+def _numbers(groups: Groups | None, total: int) -> tuple[int | Tensor, int | Tensor, int | Tensor]:
+    """Samples of each anchor, the same as a divisor, and how many anchors of all processes have one."""
+    if groups is None:
+        return total - 1, total - 1, total
+    counts = groups.counts()
+    everyone = Groups(groups.others, groups.others).counts()
+    return counts, counts.clamp(min=1), torch.count_nonzero(everyone).clamp(min=1)
 
 
 def contrastive_log_moments(
@@ -250,13 +291,21 @@ def contrastive_loss(
     if not isinstance(tau, Tensor):
         tau = torch.tensor(tau, dtype=at_least_float32(image).dtype, device=image.device)
     with torch.no_grad():
-        nu = wide(nu_image), wide(nu_text)
+        nu, grouped = (wide(nu_image), wide(nu_text)), isinstance(means.negatives, Tensor)
         found = [
-            exponential_objective_from(n, *side, may_be_empty=False) for n, side in zip(nu, means._sides, strict=True)
+            exponential_objective_from(n, *side, may_be_empty=grouped) for n, side in zip(nu, means._sides, strict=True)
         ]
         # ε inside the logarithm.
         objectives = [objective + epsilon * torch.exp(-n) for n, (objective, _) in zip(nu, found, strict=True)]
-        share = 1 / len(image) if everyone is None else everyone.processes / len(everyone.image)
+        rows = means.rows.to(nu[0].dtype) if isinstance(means.rows, Tensor) else means.rows
+        share = (1 if everyone is None else everyone.processes) / rows
+        weights, scale = [weight for _, weight in found], share
+        if isinstance(means.negatives, Tensor):
+            none = means.negatives == 0
+            objectives = [objective.masked_fill(none, 0.0) for objective in objectives]
+            weights = [weight.masked_fill(none, 0.0) / means.negatives.clamp(min=1) for weight in weights]
+        else:
+            scale = share / means.negatives
         dtype = means._rows.own.dtype
         means_of_objectives = (share * (objectives[0].sum() + objectives[1].sum())).to(dtype) + 2 * rho
         value = tau.detach().to(dtype) * means_of_objectives
@@ -269,8 +318,8 @@ def contrastive_loss(
         means,
         value,
         means_of_objectives,
-        *(weight.to(dtype) for _, weight in found),
-        share / means.negatives,
+        *(weight.to(dtype) for weight in weights),
+        scale,
         0 if everyone is None else everyone.start,
     )
     return cast(Tensor, loss), objectives[0], objectives[1]
@@ -292,7 +341,7 @@ class _ContrastiveLoss(torch.autograd.Function):
         by_tau: Tensor,
         by_image: Tensor,
         by_text: Tensor,
-        scale: float,
+        scale: float | Tensor,
         start: int,
     ) -> Tensor:
         ctx.save_for_backward(image, text, all_image, all_text, tau, by_tau, by_image, by_text)

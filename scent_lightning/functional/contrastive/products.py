@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -24,16 +24,39 @@ _ROWS_OF_SHARES = 1024
 
 @dataclass
 class RowSums:
-    """Sums over the rows of K = exp(anchors · othersᵀ / τ − r), own entries left out.
+    """Sums over the rows of K = exp(anchors · othersᵀ / τ − r), own entries and those of the own group left out.
 
     All of shape ``(B,)`` but ``kernel``, ``(B, N)`` or None where it is worked out again when needed. r is the largest
-    entry of each row, or on a GPU the logarithm of the row's sum, which makes K the softmax.
+    entry of each row (0 where there is none), or on a GPU the logarithm of the row's sum, which makes K the softmax.
     """
 
     own: Tensor
     largest: Tensor
     sums: Tensor
     kernel: Tensor | None
+    groups: Groups | None = None
+
+
+class Groups(NamedTuple):
+    """Numbers of groups, equal for anchors and others that are no samples of each other.
+
+    Attributes:
+        anchors: shape ``(B,)``.
+        others: shape ``(N,)``.
+    """
+
+    anchors: Tensor
+    others: Tensor
+
+    def same(self, part: slice) -> Tensor:
+        """Which others are of the group of some anchors, bool."""
+        return self.anchors[part].unsqueeze(1) == self.others
+
+    def counts(self) -> Tensor:
+        """Number of samples of each anchor, shape ``(B,)``: the others that are not of its group."""
+        distinct, sizes = torch.unique(self.others, return_counts=True)
+        found: Tensor = len(self.others) - sizes[torch.searchsorted(distinct, self.anchors)]
+        return found
 
 
 def dtype_of_products(image: Tensor, chunk: int | None) -> Callable[[Tensor], Tensor]:
@@ -63,24 +86,43 @@ def _blocks(rows: int, columns: int, chunk: int | None, device: torch.device) ->
     return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
 
-def _kernel(block: Tensor, own: Tensor | None, largest: Tensor | None, start: int) -> tuple[Tensor, Tensor, Tensor]:
+def _kernel(
+    block: Tensor, own: Tensor | None, largest: Tensor | None, start: int, same: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Turn logits into K in place; also the own logits and the rows' largest others, found if not given."""
     diagonal = block.diagonal(start)
     if own is None or largest is None:
         own = diagonal.clone()
         diagonal.fill_(-math.inf)
+        if same is not None:
+            block.masked_fill_(same, -math.inf)
         largest = block.amax(dim=1)
+        if same is not None:
+            largest = _or_zero(largest)
+    elif same is not None:
+        block.masked_fill_(same, -math.inf)
     block.sub_(largest.unsqueeze(1)).clamp_(min=_LOWEST).exp_().sub_(math.exp(_LOWEST))
     diagonal.zero_()
     return block, own, largest
 
 
+def _or_zero(largest: Tensor) -> Tensor:
+    """0 for a row without an entry."""
+    return torch.where(largest == -math.inf, 0.0, largest)
+
+
 def row_sums(
-    anchors: Tensor, others: Tensor, start: int, tau: Tensor | float, chunk: int | None, with_columns: bool = False
+    anchors: Tensor,
+    others: Tensor,
+    start: int,
+    tau: Tensor | float,
+    chunk: int | None,
+    with_columns: bool = False,
+    groups: Groups | None = None,
 ) -> tuple[RowSums, tuple[Tensor, Tensor] | None]:
     """Sums over the rows, and with ``with_columns`` the columns' reference and sums in units of its exponential."""
     if _in_one_piece(anchors.device, chunk):
-        return _softmax_pass(anchors, others, start, tau, with_columns)
+        return _softmax_pass(anchors, others, start, tau, with_columns, groups)
     scaled = anchors / tau
     count, total = len(anchors), len(others)
     kernel = anchors.new_empty(count, total) if chunk is None else None
@@ -89,17 +131,18 @@ def row_sums(
     columns = anchors.new_zeros(total)
     for rows in _blocks(count, total, chunk, anchors.device):
         block = torch.mm(scaled[rows], others.T, out=None if kernel is None else kernel[rows])
-        block, own[rows], largest[rows] = _kernel(block, None, None, start + rows.start)
+        same = None if groups is None else groups.same(rows)
+        block, own[rows], largest[rows] = _kernel(block, None, None, start + rows.start, same)
         sums[rows] = block.sum(dim=1)
         if with_columns:
             highest = torch.maximum(reference, largest[rows].amax() - BELOW_LARGEST)
             columns = columns * torch.exp(reference - highest) + torch.exp(largest[rows] - highest) @ block
             reference = highest
-    return RowSums(own, largest, sums, kernel), (reference, columns) if with_columns else None
+    return RowSums(own, largest, sums, kernel, groups), (reference, columns) if with_columns else None
 
 
 def _softmax_pass(
-    anchors: Tensor, others: Tensor, start: int, tau: Tensor | float, with_columns: bool
+    anchors: Tensor, others: Tensor, start: int, tau: Tensor | float, with_columns: bool, groups: Groups | None
 ) -> tuple[RowSums, tuple[Tensor, Tensor] | None]:
     """:func:`row_sums` by the fused softmax: the matrix is read and written fewer times."""
     logits = _product(anchors, others.T)
@@ -107,11 +150,18 @@ def _softmax_pass(
     diagonal = logits.diagonal(start)[: len(anchors)]
     own = diagonal.clone()
     diagonal.fill_(-math.inf)
+    if groups is not None:
+        logits.masked_fill_(groups.same(slice(None)), -math.inf)
     largest, place = logits.max(dim=1)
     kernel = torch.softmax(logits, dim=1)
     # The row's largest entry is at least 1/N of its sum: no digit is lost.
     log_sums = largest - kernel.gather(1, place.unsqueeze(1)).squeeze(1).log()
-    rows = RowSums(own, log_sums, torch.ones_like(own), kernel)
+    sums = torch.ones_like(own)
+    if groups is not None:
+        none = largest == -math.inf
+        kernel.masked_fill_(none.unsqueeze(1), 0.0)
+        log_sums, sums = log_sums.masked_fill_(none, 0.0), sums.masked_fill_(none, 0.0)
+    rows = RowSums(own, log_sums, sums, kernel, groups)
     if not with_columns:
         return rows, None
     reference = log_sums.amax() - BELOW_LARGEST
@@ -123,16 +173,18 @@ def _again(scaled: Tensor, others: Tensor, rows: RowSums, part: slice, start: in
     if rows.kernel is not None:
         return rows.kernel[part]
     block = torch.mm(scaled[part], others.T)
-    return _kernel(block, rows.own[part], rows.largest[part], start + part.start)[0]
+    same = None if rows.groups is None else rows.groups.same(part)
+    return _kernel(block, rows.own[part], rows.largest[part], start + part.start, same)[0]
 
 
 def row_shares(anchors: Tensor, others: Tensor, start: int, tau: Tensor | float, rows: RowSums) -> Tensor:
     """Sum of the squares of what each entry is of its row's sum, shape ``(B,)``: between 1/N and 1."""
     scaled = anchors / tau
     shares = torch.empty_like(rows.sums)
+    sums = rows.sums if rows.groups is None else torch.where(rows.sums > 0, rows.sums, 1.0)
     for part in _blocks(len(anchors), len(others), _ROWS_OF_SHARES, anchors.device):
         block = _again(scaled, others, rows, part, start)
-        shares[part] = (block / rows.sums[part].unsqueeze(1)).square_().sum(dim=1)
+        shares[part] = (block / sums[part].unsqueeze(1)).square_().sum(dim=1)
     return shares
 
 
