@@ -13,6 +13,16 @@ from scent_lightning.metrics.partial_auc import (
     roc_curve,
     two_way_partial_auc,
 )
+from scent_lightning.metrics.ranks import (
+    RankHitRate,
+    RankNDCG,
+    RankRecall,
+    ReciprocalRank,
+    rank_hit_rate,
+    rank_ndcg,
+    rank_recall,
+    reciprocal_rank,
+)
 from scent_lightning.metrics.retrieval import CaptionRecall, RetrievalRecall, retrieval_ranks
 from scent_lightning.metrics.top_k import TopKAccuracy
 from scent_lightning.metrics.zero_shot import ZeroShotAccuracy
@@ -22,11 +32,19 @@ __all__ = [
     "EntropicRisk",
     "OneWayPartialAUC",
     "PartialAUCObjective",
+    "RankHitRate",
+    "RankNDCG",
+    "RankRecall",
+    "ReciprocalRank",
     "RetrievalRecall",
     "TopKAccuracy",
     "TwoWayPartialAUC",
     "ZeroShotAccuracy",
     "partial_auc_objective",
+    "rank_hit_rate",
+    "rank_ndcg",
+    "rank_recall",
+    "reciprocal_rank",
     "retrieval_ranks",
     "roc_curve",
     "two_way_partial_auc",

@@ -5,5 +5,6 @@ from scent_lightning.tasks.clip import CLIPTask
 from scent_lightning.tasks.dro import DRORegressionTask
 from scent_lightning.tasks.extreme_classification import ExtremeClassificationTask
 from scent_lightning.tasks.partial_auc import PartialAUCTask
+from scent_lightning.tasks.retrieval import RetrievalTask
 
-__all__ = ["BaseTask", "CLIPTask", "DRORegressionTask", "ExtremeClassificationTask", "PartialAUCTask"]
+__all__ = ["BaseTask", "CLIPTask", "DRORegressionTask", "ExtremeClassificationTask", "PartialAUCTask", "RetrievalTask"]
