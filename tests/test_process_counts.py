@@ -23,6 +23,8 @@ from tests.settings import ARCHITECTURE, SETTINGS, classification, letters, move
 GLOBAL_BATCH = 16  # of 101 rows: the last of an epoch's seven batches has 5, in uneven shares
 STEPS = {2: 100, 4: 35}  # four processes on fewer cores wait for each other more than they work
 THOROUGH = 200
+# Adam divides by the gradients' size, so that float32's rounding of small ones grows: in float64, but ν.
+PRECISION = {"contrastive": "64-true", "recommendation": "64-true"}
 
 
 def _fit(rank, folder, setting, world, precision, steps):
@@ -54,8 +56,7 @@ def assert_equal_states(folder, setting, thorough, precision="32-true", worlds=(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_same_weights_and_duals(name, tmp_path, thorough):
-    # AdamW divides by the gradients' size, so that float32's rounding of small ones grows: in float64, but ν.
-    assert_equal_states(tmp_path, SETTINGS[name], thorough, "64-true" if name == "contrastive" else "32-true")
+    assert_equal_states(tmp_path, SETTINGS[name], thorough, PRECISION.get(name, "32-true"))
 
 
 @pytest.mark.slow
@@ -68,7 +69,7 @@ def test_same_weights_and_duals_with_other_negatives(negatives, tmp_path, thorou
 @pytest.mark.parametrize("name", SETTINGS)
 def test_same_weights_and_duals_with_previous_weights(name, tmp_path, thorough):
     """The rows of a sparse gradient that are kept are those of all processes."""
-    setting, precision = moved_by(MSVR(0.5, 0.5), SETTINGS[name]), "64-true" if name == "contrastive" else "32-true"
+    setting, precision = moved_by(MSVR(0.5, 0.5), SETTINGS[name]), PRECISION.get(name, "32-true")
     assert_equal_states(tmp_path, setting, thorough, precision, worlds=(2,), steps={2: 25})
 
 
