@@ -149,7 +149,9 @@ def recommendation(folder, batch_size, **arguments):
 
     def make(part):
         generator = np.random.default_rng(0)
-        pairs = {(int(u), int(i)) for u, i in zip(generator.integers(0, 23, 300), generator.zipf(1.3, 300) % 37)}
+        pairs = {
+            (int(u), int(i)) for u, i in zip(generator.integers(0, 23, 300), generator.zipf(1.3, 300) % 37, strict=True)
+        }
         rows = [f"u{user},i{item}" for user, item in sorted(pairs)[:101]]
         (part / "pairs.csv").write_text("\n".join(["user,item", *rows]))
 

@@ -59,8 +59,10 @@ class RetrievalTask(ItemRankingTask):
     no interaction in training is in no batch. "uniform" draws items evenly: no correction by frequency is needed, and
     most draws are easy. "all" is the exact softmax, for some ten thousand items at most.
 
-    **Several right answers.** With ``mask_hits`` the other items of a query's training interactions are no negatives
-    of it; they count as 0 in the mean over the K − 1 others.
+    **Several right answers.** The other items of a query's training interactions are among its negatives, as they are
+    in the softmax over all items that is evaluated; with ``mask_hits`` they are not, and count as 0 in the mean over
+    the K − 1 others. Then nothing keeps a query's items near each other: on 174,700 interactions of 32,542 queries the
+    recall of the first 20 was 0.43 with it and 0.47 without.
 
     Logs ``train/loss`` (dual objective) at logging steps, with ``negatives`` "all" the batch's softmax cross-entropy as
     ``train/cross_entropy``. For validation and test all items are ranked for each query, those of its training
@@ -137,7 +139,7 @@ class RetrievalTask(ItemRankingTask):
         negatives: Negatives = "in_batch",
         num_negatives: int = 512,
         correction: Correction = "frequency",
-        mask_hits: bool = True,
+        mask_hits: bool = False,
         include_target: bool = False,
         normalize: bool = False,
         scale: float = 1.0,
@@ -226,10 +228,10 @@ class RetrievalTask(ItemRankingTask):
         try:
             candidates, place, drawn, log_probability = self._candidates(items)
             logits = self._logits(self(inputs), self.item_vectors(candidates))
+            own = logits.gather(1, place)
         except (IndexError, RuntimeError):
             self._check_numbers(inputs, items)
             raise
-        own = logits.gather(1, place)
         scores = logits - own if self.anchor == "interaction" else logits
         columns = torch.arange(len(candidates), device=items.device)
         mask = columns != place

@@ -175,9 +175,9 @@ def _debian_dependencies(data_dir: Path) -> Read:
 
 
 def _wordnet(data_dir: Path) -> Read:
-    """Words by their definitions."""
+    """Words by their definitions; letters are made small, as a word of both cases is one of the 147,306."""
     lines = _lines(_needed(data_dir, "wordnet", "synsets.tsv.gz"))
-    words = [(fields[0], word.replace("_", " ")) for fields in lines for word in fields[2].split("|")]
+    words = [(fields[0], word.replace("_", " ").lower()) for fields in lines for word in fields[2].split("|")]
     queries, items = (np.array(names, dtype=object) for names in zip(*words, strict=True))
     return Read(queries, items, query_texts={fields[0]: fields[4] for fields in lines})
 
