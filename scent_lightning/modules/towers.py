@@ -6,7 +6,7 @@ from typing import Literal, cast, get_args
 
 from torch import Tensor, nn
 
-from scent_lightning.validation import checked_choice, checked_integer
+from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
 __all__ = ["EmbeddingTower", "HashedTextTower"]
 
@@ -19,6 +19,9 @@ class EmbeddingTower(nn.Module):
     Args:
         num_embeddings: how many there are.
         dim: entries of a vector D.
+        std: standard deviation of the entries at the start. A vector that is trained a few times keeps what it started
+            with: small, so that this is near to nothing (0.53 in place of 0.47 of recall, where 53 % of the items have
+            one interaction, than with vectors of unit length).
 
     Raises:
         InputError: an argument out of its range.
@@ -31,13 +34,12 @@ class EmbeddingTower(nn.Module):
         [[3, 99]]
     """
 
-    def __init__(self, num_embeddings: int, dim: int = 64) -> None:
+    def __init__(self, num_embeddings: int, dim: int = 64, std: float = 0.01) -> None:
         super().__init__()
         checked_integer("num_embeddings", num_embeddings)
         checked_integer("dim", dim)
         self.embedding = nn.Embedding(num_embeddings, dim, sparse=True)
-        # Vectors of about unit length, whatever D is.
-        nn.init.normal_(self.embedding.weight, std=dim**-0.5)
+        nn.init.normal_(self.embedding.weight, std=checked_number("std", std, above=0))
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Vectors, shape ``(B, D)``, of numbers from 0 on, shape ``(B,)``."""
@@ -53,6 +55,7 @@ class HashedTextTower(nn.Module):
         num_buckets: number of vectors.
         dim: entries of a vector D.
         mode: "mean" or "sum" over the n-grams.
+        std: standard deviation of the entries at the start.
 
     Raises:
         InputError: an argument out of its range.
@@ -66,13 +69,13 @@ class HashedTextTower(nn.Module):
         torch.Size([2, 8])
     """
 
-    def __init__(self, num_buckets: int = 2**17, dim: int = 64, mode: Mode = "mean") -> None:
+    def __init__(self, num_buckets: int = 2**17, dim: int = 64, mode: Mode = "mean", std: float = 0.01) -> None:
         super().__init__()
         self.num_buckets: int = checked_integer("num_buckets", num_buckets)
         checked_integer("dim", dim)
         checked_choice("mode", mode, get_args(Mode))
         self.bag = nn.EmbeddingBag(num_buckets, dim, mode=mode, sparse=True)
-        nn.init.normal_(self.bag.weight, std=dim**-0.5)
+        nn.init.normal_(self.bag.weight, std=checked_number("std", std, above=0))
 
     def forward(self, hashes: Tensor) -> Tensor:
         """Vectors of texts.
