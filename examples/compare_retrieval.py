@@ -73,7 +73,7 @@ def training_cross_entropy(task: RetrievalTask, data: InteractionsDataModule) ->
     """The exact cross-entropy of the same random training interactions every time."""
     rows = torch.randperm(data.num_anchors, generator=torch.Generator().manual_seed(0))[:TRAINING_ROWS]
     found = []
-    for chunk in rows.split(CHUNK):
+    for chunk in torch.split(rows, CHUNK):  # type: ignore[no-untyped-call]
         queries, items, _ = data.existing("train").__getitems__(chunk.tolist())
         numbers = data.interactions.queries[chunk]
         found.append(task.rank_items(numbers, task(queries), items.unsqueeze(1))[1])

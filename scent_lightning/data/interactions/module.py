@@ -275,9 +275,7 @@ class InteractionsDataModule(IndexedDataModule):
         for name in _FILES:
             self._look_at(name, pairs, query_names, item_names)
         texts = (
-            None
-            if kind is None
-            else hashed_ngrams([name if of is None else of.get(name, "") for name in map(str, names)], kind)
+            None if kind is None else hashed_ngrams(_texts(names, of), kind)
             for kind, of, names in (
                 (self.query_ngrams, read.query_texts, query_names),
                 (self.item_ngrams, read.item_texts, item_names),
@@ -317,7 +315,8 @@ class InteractionsDataModule(IndexedDataModule):
         first = np.sort(np.unique(queries * num_items + items, return_index=True)[1])
         if len(first) < len(queries):
             self.note(f"{rows_in_words(len(queries) - len(first))} of {name} that occur twice")
-        return Interactions(*map(torch.from_numpy, (queries[first], items[first])), num_queries, num_items)
+        of_queries, of_items = torch.from_numpy(queries[first]), torch.from_numpy(items[first])
+        return Interactions(of_queries, of_items, num_queries, num_items)
 
     def _look_at(self, name: str, pairs: dict[str, Interactions], query_names: Strings, item_names: Strings) -> None:
         """Leave out what is in training too; say which queries and items training does not have."""
@@ -353,6 +352,11 @@ class _Table(NamedTuple):
     splits: dict[str, Interactions]
     query_texts: Ragged | None
     item_texts: Ragged | None
+
+
+def _texts(names: Strings, of: dict[str, str] | None) -> list[str]:
+    all_names = (names[number] for number in range(len(names)))
+    return [name if of is None else of.get(name, "") for name in all_names]
 
 
 def _cold(count: int, what: str, split: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -40,20 +41,25 @@ def hashed_ngrams(texts: Iterable[str], kind: NGrams) -> Ragged:
         ([3, 1], True)
     """
     checked_choice("kind", kind, get_args(NGrams))
-    grams = _of_words if kind == "words" else _of_characters
-    return Ragged.of_lists([[zlib.crc32(gram.encode()) for gram in grams(_WORD.findall(t.lower()))] for t in texts])
+    hashes = _of_words if kind == "words" else _of_characters
+    return Ragged.of_lists([hashes(_WORD.findall(text.lower())) for text in texts])
 
 
-def _of_words(words: list[str]) -> list[str]:
-    return words + [f"{first} {second}" for first, second in pairwise(words)]
+def _hash(gram: str) -> int:
+    return zlib.crc32(gram.encode())
 
 
-def _of_characters(words: list[str]) -> list[str]:
-    found = []
-    for word in words:
-        marked = f"<{word}>"
-        found.append(marked)
-        for length in _LENGTHS:
-            if length < len(marked):
-                found += [marked[start : start + length] for start in range(len(marked) - length + 1)]
-    return found
+def _of_words(words: list[str]) -> list[int]:
+    return [_hash(gram) for gram in (*words, *(f"{first} {second}" for first, second in pairwise(words)))]
+
+
+def _of_characters(words: list[str]) -> list[int]:
+    return [hashed for word in words for hashed in _parts(word)]
+
+
+@lru_cache(maxsize=2**16)
+def _parts(word: str) -> tuple[int, ...]:
+    marked = f"<{word}>"
+    lengths = (length for length in _LENGTHS if length < len(marked))
+    starts = ((start, length) for length in lengths for start in range(len(marked) - length + 1))
+    return _hash(marked), *(_hash(marked[start : start + length]) for start, length in starts)
