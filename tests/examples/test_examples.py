@@ -471,3 +471,22 @@ def test_moments_of_the_cut_gaussian(monkeypatch):
     assert law.mean == pytest.approx(z.mean().item(), rel=2e-3)
     assert law.variance == pytest.approx(z.var().item(), rel=1e-2)
     assert law.excess == pytest.approx(math.exp(0.25) - 1, rel=1e-2)
+
+
+@pytest.mark.slow
+def test_comparison_on_recommendation(tmp_path, data_dir):
+    arguments = ["--epochs", 1, "--rates", 0.03, "--methods", "SCENT", "--kinds", "corrected", "--out", tmp_path]
+    output = script(tmp_path, "compare_retrieval.py", *arguments, SCENT_LIGHTNING_DATA=str(data_dir))
+    found = json.loads(output.strip().splitlines()[-1])
+    assert found["full"] is None
+    assert found["corrected"]["SCENT"] > 0.3  # as much as the most popular items have
+    assert "the most popular items: recall@20 0.320" in output
+    assert (tmp_path / "debian_dependencies.png").is_file()
+
+
+@pytest.mark.slow
+def test_benchmark_of_retrieval_prints_its_figures(tmp_path):
+    few = ["--items", 1000, 100_000, "--steps", 10]
+    figures = json.loads(script(tmp_path, "benchmarks/retrieval_step.py", *few).strip().splitlines()[-1])
+    assert set(figures) == {"step_ratio", "ms_per_step"}
+    assert 0 < figures["step_ratio"] < 3
