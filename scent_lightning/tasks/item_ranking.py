@@ -53,6 +53,7 @@ class ItemRankingTask(SparseRowsTask):
         super().__init__(*args, **kwargs)
         self._interactions: Interactions | None = None
         self._item_texts: Ragged | None = None
+        self._query_texts: Ragged | None = None
         self._keeps_vectors = False
         self._vectors: list[tuple[int, Tensor]] | None = None
 
@@ -71,12 +72,18 @@ class ItemRankingTask(SparseRowsTask):
 
     # ---------------------------------------------------------------- data
 
-    def use_interactions(self, interactions: Interactions | None, item_texts: Ragged | None = None) -> None:
+    def use_interactions(
+        self,
+        interactions: Interactions | None,
+        item_texts: Ragged | None = None,
+        query_texts: Ragged | None = None,
+    ) -> None:
         """Take what the data say; in a run with a data module the Trainer does so.
 
         Args:
             interactions: of training, in the order of the batches' index.
             item_texts: what the item tower reads of each item, a row for each; None: its number.
+            query_texts: likewise of each query.
 
         Raises:
             InputError: of another number of queries, items or interactions than the task.
@@ -87,16 +94,19 @@ class ItemRankingTask(SparseRowsTask):
                     raise InputError(
                         f"{name} of the interactions is {getattr(interactions, name)}, the task's {getattr(self, name)}"
                     )
-        if item_texts is not None and len(item_texts) != self.num_items:
-            raise InputError(f"item_texts must have num_items = {self.num_items} rows, got {len(item_texts)}")
-        self._interactions, self._item_texts = interactions, item_texts
+        for name, texts in (("item", item_texts), ("query", query_texts)):
+            count = self.num_items if name == "item" else self.num_queries
+            if texts is not None and len(texts) != count:
+                raise InputError(f"{name}_texts must have {count} rows, one for each, got {len(texts)}")
+        self._interactions, self._item_texts, self._query_texts = interactions, item_texts, query_texts
 
     def setup(self, stage: str) -> None:
         """Take the interactions and texts of the data module."""
         super().setup(stage)
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "interactions"):
-            self.use_interactions(data.interactions, getattr(data, "item_texts", None))
+            texts = (getattr(data, name, None) for name in ("item_texts", "query_texts"))
+            self.use_interactions(data.interactions, *texts)
 
     def _pairs(self, what_for: str) -> Interactions:
         """The interactions of training, on this module's device."""
@@ -120,6 +130,13 @@ class ItemRankingTask(SparseRowsTask):
             return self._as_asked(self.item_tower(items))
         self._item_texts = self._item_texts.to(items.device)
         return self._as_asked(self.item_tower(self._item_texts.padded(items)))
+
+    def query_inputs(self, queries: Tensor) -> Tensor:
+        """What the query tower reads of queries, by their numbers, shape ``(B,)``."""
+        if self._query_texts is None:
+            return queries
+        self._query_texts = self._query_texts.to(queries.device)
+        return self._query_texts.padded(queries)
 
     def _as_asked(self, vectors: Tensor) -> Tensor:
         return F.normalize(vectors, dim=1) if self.normalize else vectors

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.functional import softplus
 from torch.optim import Optimizer
 
@@ -19,6 +20,7 @@ from scent_lightning.duals.table import Placement
 from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
+from scent_lightning.functional.full_ranking import Entries, top_of_all
 from scent_lightning.functional.proposals import correct_scores, log_inclusion_probability
 from scent_lightning.modules.towers import EmbeddingTower
 from scent_lightning.optim import RowSparseAdam
@@ -86,6 +88,9 @@ class RetrievalTask(ItemRankingTask):
             whenever one of its interactions is in a batch.
         negatives: "in_batch", "uniform" or "all" other items.
         num_negatives: items drawn for a batch; "uniform" only.
+        num_mined: hard negatives of each query beside those: its best items among all that it does not have in
+            training. As they are there in each batch of the query, the estimate stays unbiased.
+        mine_every_n_epochs: find them anew at the start of every so many epochs.
         correction: "frequency" or "none".
         mask_hits: leave out items that the query has in training as well.
         include_target: take the own item into the sum: the objective is the softmax cross-entropy itself then, up to
@@ -138,6 +143,8 @@ class RetrievalTask(ItemRankingTask):
         anchor: Anchor = "interaction",
         negatives: Negatives = "in_batch",
         num_negatives: int = 512,
+        num_mined: int = 0,
+        mine_every_n_epochs: int = 1,
         correction: Correction = "frequency",
         mask_hits: bool = False,
         include_target: bool = False,
@@ -165,6 +172,8 @@ class RetrievalTask(ItemRankingTask):
             raise InputError(f"anchor 'query' needs weight_step 'gradient', got {weight_step!r}")
         self.num_queries, self.num_items = num_queries, num_items
         self.num_negatives: int = checked_integer("num_negatives", num_negatives)
+        self.num_mined: int = checked_integer("num_mined", num_mined, least=0, most=num_items)
+        self.mine_every_n_epochs: int = checked_integer("mine_every_n_epochs", mine_every_n_epochs)
         self.scale = checked_number("scale", scale, above=0)
         self.top_k: int = checked_integer("top_k", top_k)
         self.item_chunk: int = checked_integer("item_chunk", item_chunk)
@@ -176,6 +185,7 @@ class RetrievalTask(ItemRankingTask):
         self.item_tower = EmbeddingTower(num_items, dim) if item_tower is None else item_tower
         self.add_dual(_ANCHOR, num_queries if anchor == "query" else num_anchors, dual, placement=dual_placement)
         self.add_ranking_metrics(ks)
+        self.register_buffer("mined", torch.full((num_queries, num_mined), -1) if num_mined else None)
         self.add_placeholder()
         self._log_probability: tuple[int, Interactions, Tensor] | None = None
 
@@ -221,13 +231,15 @@ class RetrievalTask(ItemRankingTask):
         with torch.no_grad():
             others = scored.scores if self.anchor == "interaction" else scored.scores - scored.own
             total = torch.logsumexp(others.masked_fill(~scored.mask, -math.inf), dim=1)
+            total = total - scored.mask.sum(dim=1).log() + math.log(self.num_items - 1)
         self.log("train/cross_entropy", (total if self.include_target else softplus(total)).mean())
 
     def _scored(self, inputs: Tensor, items: Tensor, index: Tensor) -> _Scored:
         """Scores of a batch, corrected."""
         try:
             candidates, place, drawn, log_probability = self._candidates(items)
-            logits = self._logits(self(inputs), self.item_vectors(candidates))
+            vectors = self(inputs)
+            logits = self._scaled(vectors @ self.item_vectors(candidates).T)
             own = logits.gather(1, place)
         except (IndexError, RuntimeError):
             self._check_numbers(inputs, items)
@@ -238,13 +250,21 @@ class RetrievalTask(ItemRankingTask):
         if drawn is not None:
             mask &= drawn
         if self.mask_hits and self._interactions is not None:
-            self._mask_hits(mask, candidates, index)
+            pairs = self._pairs("mask_hits")
+            _leave_out(mask, candidates, *pairs.of_query.entries(self._of_rows(pairs.queries, index)))
         if self.include_target:
             mask = mask.scatter(1, place, True)
+            # It is there in every batch.
+            log_probability = log_probability.expand_as(scores).scatter(1, place, 0.0)
+        if self.num_mined:
+            mined = cast(Tensor, self.mined)[self._of_rows(self._pairs("num_mined").queries, index)]
+            rows = torch.arange(len(mined), device=mined.device).unsqueeze(1).expand_as(mined)[mined >= 0]
+            _leave_out(mask, candidates, rows, mined[mined >= 0])
+            hard = self._against_mined(vectors, mined) - (own if self.anchor == "interaction" else 0.0)
+            scores, mask = torch.cat([scores, hard.to(scores.dtype)], dim=1), torch.cat([mask, mined >= 0], dim=1)
+            # So are a row's mined items, wherever the row is.
+            log_probability = F.pad(log_probability.expand(len(mined), logits.shape[1]), (0, mined.shape[1]))
         if self.correction == "frequency":
-            log_probability = log_probability.expand_as(scores) if self.include_target else log_probability
-            if self.include_target:
-                log_probability = log_probability.scatter(1, place, 0.0)  # it is there in every batch
             scores = correct_scores(scores, log_probability, self.num_items - 1, mask)
         return _Scored(scores, mask, own)
 
@@ -257,9 +277,13 @@ class RetrievalTask(ItemRankingTask):
             if values.device.type == "cpu" and len(wrong := values[(values < 0) | (values >= count)]):
                 raise InputError(f"{name} must be from 0 to {count - 1}, got {int(wrong[0])}")
 
-    def _logits(self, queries: Tensor, items: Tensor) -> Tensor:
-        logits = queries @ items.T
+    def _scaled(self, logits: Tensor) -> Tensor:
         return logits if self.scale == 1 else logits * self.scale
+
+    def _against_mined(self, vectors: Tensor, mined: Tensor) -> Tensor:
+        """Scores of each row's own mined items, shape ``(B, M)``."""
+        items = self.item_vectors(mined.clamp(min=0).flatten()).unflatten(0, mined.shape)
+        return self._scaled((items @ vectors.unsqueeze(2)).squeeze(2))
 
     def _candidates(self, items: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Items to score, in order: their numbers ``(m,)``, each row's own place ``(B, 1)``, which were drawn, log q.
@@ -302,10 +326,25 @@ class RetrievalTask(ItemRankingTask):
         log_probability = torch.tensor(math.log(len(drawn) / self.num_items), device=items.device)
         return candidates, place, torch.isin(candidates, drawn), log_probability
 
-    def _mask_hits(self, mask: Tensor, candidates: Tensor, index: Tensor) -> None:
-        """Leave out the items that a row's query has in training, in place."""
-        pairs = self._pairs("mask_hits")
-        rows, items = pairs.of_query.entries(self._of_rows(pairs.queries, index))
-        places = torch.searchsorted(candidates, items).clamp(max=len(candidates) - 1)
-        hits = candidates[places] == items
-        mask[rows[hits], places[hits]] = False
+    def on_train_epoch_start(self) -> None:
+        """Mine, every so many epochs. In a run that is resumed within one, the checkpoint has what was mined."""
+        super().on_train_epoch_start()
+        if self.num_mined and self.current_epoch % self.mine_every_n_epochs == 0:
+            self.mine()
+
+    @torch.no_grad()
+    def mine(self) -> None:
+        """Find the ``num_mined`` best items of each query that it does not have in training, among all of them."""
+        pairs = self._pairs("num_mined")
+        items = list(self.item_chunks())
+        for numbers in torch.arange(self.num_queries, device=self.device).split(self.item_chunk):  # type: ignore[no-untyped-call]
+            seen = Entries(*pairs.of_query.entries(numbers))
+            found, _ = top_of_all(self(self.query_inputs(numbers)), items, self.num_mined, seen)
+            cast(Tensor, self.mined)[numbers] = found
+
+
+def _leave_out(mask: Tensor, candidates: Tensor, rows: Tensor, items: Tensor) -> None:
+    """Set the mask of some items of some rows to False, in place, where they are among the candidates."""
+    places = torch.searchsorted(candidates, items).clamp(max=len(candidates) - 1)
+    there = candidates[places] == items
+    mask[rows[there], places[there]] = False

@@ -60,9 +60,12 @@ def log_mean(task, rows):
 @pytest.mark.parametrize("anchor", ["interaction", "query"])
 @pytest.mark.parametrize("mask_hits", [False, True])
 @pytest.mark.parametrize("include_target", [False, True])
-def test_a_corrected_batch_estimates_the_mean_over_all_others(anchor, mask_hits, include_target):
+@pytest.mark.parametrize("num_mined", [0, 3])
+def test_a_corrected_batch_estimates_the_mean_over_all_others(anchor, mask_hits, include_target, num_mined):
     """In expectation over all batches that a row may be in, each of the same probability."""
-    task = task_of(anchor=anchor, mask_hits=mask_hits, include_target=include_target)
+    task = task_of(anchor=anchor, mask_hits=mask_hits, include_target=include_target, num_mined=num_mined)
+    if num_mined:
+        task.mine()
     pairs = interactions()
     with torch.no_grad():
         logits = task(pairs.queries) @ task.item_vectors(torch.arange(ITEMS)).T
@@ -72,7 +75,9 @@ def test_a_corrected_batch_estimates_the_mean_over_all_others(anchor, mask_hits,
         found = [log_mean(task, (row, *rest))[0].exp().item() for rest in itertools.combinations(others, 3)]
         hits = {item for of, item in PAIRS if of == query} if mask_hits else set()
         # An item without an interaction is in no batch.
-        counted = {item for _, item in PAIRS} - hits - {own} | ({own} if include_target else set())
+        mined = set(task.mined[query].tolist()) if num_mined else set()
+        counted = {item for _, item in PAIRS} | mined
+        counted = counted - hits - {own} | ({own} if include_target else set())
         less = logits[row, own] if anchor == "interaction" else 0.0
         expected = sum((logits[row, item] - less).exp().item() for item in counted) / (ITEMS - 1)
         assert np.mean(found) == pytest.approx(expected, rel=1e-6), row  # log-probabilities are float32
@@ -214,6 +219,17 @@ def test_predictions_by_name(tmp_path, chunk):
         assert table["score_0"][row] == pytest.approx(scores[left[0]], rel=1e-5)
 
 
+def test_what_is_mined():
+    """The best items that a query does not have in training; of fewer than asked for, all."""
+    task = task_of(num_mined=8)
+    task.mine()
+    logits = (task(torch.arange(QUERIES)) @ task.item_vectors(torch.arange(ITEMS)).T).detach()
+    for query in range(QUERIES):
+        seen = {item for of, item in PAIRS if of == query}
+        expected = sorted(set(range(ITEMS)) - seen, key=lambda item: -float(logits[query, item]))
+        assert [item for item in task.mined[query].tolist() if item >= 0] == expected[:8]
+
+
 def test_no_item_is_left():
     pairs = Interactions(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2, 2)
     task = task_of(pairs=pairs, top_k=2)
@@ -225,7 +241,9 @@ def test_no_item_is_left():
 
 
 @pytest.mark.parametrize("dual", [SCENT(), SOX(0.5), BSGD()], ids=repr)
-@pytest.mark.parametrize("options", [{}, {"negatives": "uniform", "num_negatives": 8}, {"anchor": "query"}], ids=repr)
+@pytest.mark.parametrize(
+    "options", [{}, {"negatives": "uniform", "num_negatives": 8}, {"anchor": "query"}, {"num_mined": 4}], ids=repr
+)
 def test_learns(tmp_path, dual, options):
     L.seed_everything(0, verbose=False)
     task, data = recommendation(tmp_path, 16, **options)
@@ -283,7 +301,7 @@ def test_a_step_touches_the_rows_of_the_batch_alone():
 def test_resumed_in_the_middle_of_an_epoch_a_run_is_bit_identical(tmp_path):
     def fit(resume=None):
         L.seed_everything(1, verbose=False)
-        task, data = recommendation(tmp_path, 16, negatives="uniform", num_negatives=8)
+        task, data = recommendation(tmp_path, 16, negatives="uniform", num_negatives=8, num_mined=2)
         keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=10, save_top_k=-1)
         trainer = quiet_trainer(max_epochs=3, callbacks=[keep], enable_checkpointing=True, limit_val_batches=0)
         trainer.fit(task, datamodule=data, ckpt_path=resume, weights_only=True)
@@ -320,6 +338,7 @@ def test_clipping_and_other_optimisers(tmp_path, algorithm, limit):
         ({"ks": (0,)}, "k must be an integer of at least 1, got 0"),
         ({"scale": 0.0}, "scale must be a finite number above 0"),
         ({"dim": 0}, "dim must be an integer of at least 1"),
+        ({"num_mined": ITEMS + 1}, f"num_mined must be an integer from 0 to {ITEMS}"),
         ({"num_negatives": 0}, "num_negatives must be an integer of at least 1"),
         ({"lr": -1.0}, "lr must be a finite number above 0"),
     ],
@@ -357,7 +376,7 @@ def test_bad_interactions():
         task.training_step(batch_of([0, 1]), 0)
     with pytest.raises(InputError, match="num_items of the interactions is 9, the task's 5"):
         RetrievalTask(QUERIES, 5, 10, SCENT()).use_interactions(interactions())
-    with pytest.raises(InputError, match="item_texts must have num_items = 9 rows, got 1"):
+    with pytest.raises(InputError, match="item_texts must have 9 rows, one for each, got 1"):
         task.use_interactions(interactions(), Ragged.of_lists([[1]]))
     with pytest.raises(InputError, match="labels must be integers"):
         task.training_step((torch.tensor([0]), torch.tensor([0.5]), torch.tensor([0])), 0)

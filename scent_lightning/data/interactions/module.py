@@ -165,6 +165,11 @@ class InteractionsDataModule(IndexedDataModule):
         """Hashed n-grams of the items' texts, a row for each; None where an item is its number."""
         return self._all().item_texts
 
+    @property
+    def query_texts(self) -> Ragged | None:
+        """Hashed n-grams of the queries' texts, a row for each; None where a query is its number."""
+        return self._all().query_texts
+
     def names_of(self, column: str) -> Strings | None:
         """Names of the numbers in a column of the predictions, "query" or "item"; of another column None."""
         table = self._all()
