@@ -282,7 +282,7 @@ class RetrievalTask(ItemRankingTask):
 
     def _against_mined(self, vectors: Tensor, mined: Tensor) -> Tensor:
         """Scores of each row's own mined items, shape ``(B, M)``."""
-        items = self.item_vectors(mined.clamp(min=0).flatten()).unflatten(0, mined.shape)
+        items = self.item_vectors(mined.clamp(min=0).flatten()).view(*mined.shape, -1)
         return self._scaled((items @ vectors.unsqueeze(2)).squeeze(2))
 
     def _candidates(self, items: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:

@@ -338,7 +338,9 @@ class InteractionsDataModule(IndexedDataModule):
             cold = torch.unique(numbers[there[numbers] == 0])
             if len(cold) and is_text is None:
                 shown = [names[number] for number in cold[: _SHOWN + 1].tolist()]
-                self.warn(f"{_cold(len(cold), what, name)}, ranked last: {_first(shown, len(cold))}")
+                sentence = f"{_cold(len(cold), what, name)}, ranked last: {_first(shown, len(cold))}"
+                if sentence not in self._notes.get("to look at", {}):  # read anew for a checkpoint, they are the same
+                    self.warn(sentence)
 
 
 class _Table(NamedTuple):
