@@ -161,7 +161,7 @@ def recommendation(folder, batch_size, **arguments):
     )
     data.setup("fit")
     sizes = data.num_queries, data.num_items, data.num_anchors
-    return RetrievalTask(*sizes, SCENT(2.0, max_log_weight=2.0), dim=8, lr=0.02, **arguments), data
+    return RetrievalTask(*sizes, SCENT(2.0, max_log_weight=2.0), **{"dim": 8, "lr": 0.02, **arguments}), data
 
 
 SETTINGS = {

@@ -246,7 +246,7 @@ def test_no_item_is_left():
 )
 def test_learns(tmp_path, dual, options):
     L.seed_everything(0, verbose=False)
-    task, data = recommendation(tmp_path, 16, **options)
+    task, data = recommendation(tmp_path, 16, lr=0.1, **options)
     for variable in task.duals.values():
         variable.use(dual)
     pairs = data.interactions
@@ -314,6 +314,22 @@ def test_resumed_in_the_middle_of_an_epoch_a_run_is_bit_identical(tmp_path):
     for one, other in zip(first.state_dict()["state"].values(), second.state_dict()["state"].values(), strict=True):
         for key, value in one.items():
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(other[key])), key
+
+
+@pytest.mark.parametrize("own_tower", [False, True])
+def test_a_checkpoint_loads(tmp_path, own_tower):
+    given = {"item_tower": nn.Sequential(EmbeddingTower(40, 8), nn.Linear(8, 8))} if own_tower else {}
+    task, data = recommendation(tmp_path, 16, num_mined=2, ks=(3, 5), **given)
+    trainer = quiet_trainer(max_epochs=1, limit_val_batches=0)
+    trainer.fit(task, datamodule=data)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    if own_tower:
+        with pytest.raises(InputError, match="item_tower must be given to load_from_checkpoint again"):
+            RetrievalTask.load_from_checkpoint(tmp_path / "a.ckpt")
+    loaded = RetrievalTask.load_from_checkpoint(tmp_path / "a.ckpt", **given)
+    for key, value in task.state_dict().items():
+        assert torch.equal(value, loaded.state_dict()[key]), key
+    assert set(loaded.stage_metrics["val"]) == set(task.stage_metrics["val"])
 
 
 @pytest.mark.parametrize(("algorithm", "limit"), [("norm", 0.01), ("value", 1e-4)])
