@@ -38,7 +38,6 @@ from scent_lightning.functional.proposals import (
     log_inclusion_probability,
     log_inclusion_probability_with_repetition,
 )
-from scent_lightning.functional.softmax import softmax_cross_entropy, softmax_cross_entropy_estimate
 from scent_lightning.functional.steps import (
     asgd_step,
     guard,
@@ -88,8 +87,6 @@ __all__ = [
     "proximal_point_step",
     "proximal_scale",
     "shift_by_largest",
-    "softmax_cross_entropy",
-    "softmax_cross_entropy_estimate",
     "softplus_asgd_step",
     "softplus_objective",
     "sox_step",
