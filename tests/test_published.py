@@ -98,6 +98,8 @@ def test_the_settings_are_those_of_the_tables(parse, cell, methods, rates, sizes
         if kind == "dro":
             assert config.trainer.gradient_clip_val is None
         if kind == "xc":
+            assert (model.negatives, model.correction) == ("in_batch", "none")
+            assert (model.include_target, model.margin) == (False, 0)
             assert config.trainer.max_epochs == (20 if "momentum" in cell else 50)
         if method == "scent":
             assert (dual.log_alpha, dual.schedule) == (size, "constant")

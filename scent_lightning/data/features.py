@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from scent_lightning.data.base import IndexedDataModule
 from scent_lightning.data.feature_files import FeatureFiles, has_array
@@ -86,6 +87,7 @@ class FeatureDataModule(IndexedDataModule):
         self.test_split = test_split
         self._num_classes = self._given_classes = num_classes
         self._files: dict[str, FeatureFiles] | None = None
+        self._class_counts: npt.NDArray[np.int64] | None = None
 
     @property
     def num_features(self) -> int:
@@ -100,6 +102,13 @@ class FeatureDataModule(IndexedDataModule):
         assert self._num_classes is not None
         return self._num_classes
 
+    @property
+    def class_counts(self) -> npt.NDArray[np.int64]:
+        """Training rows of each class, shape ``(K,)``: a loss over the classes of a batch may have to know them."""
+        if self._class_counts is None:
+            self._class_counts = self._all_files()["train"].class_counts(self.num_classes)
+        return self._class_counts
+
     def setup(self, stage: str) -> None:
         """Map the files and check them, once; and that the split to evaluate on is there."""
         if stage != "fit" and not (self.restored or (self.path / "train").is_dir()):
@@ -112,7 +121,7 @@ class FeatureDataModule(IndexedDataModule):
 
     def _name_dead_classes(self, files: dict[str, FeatureFiles]) -> None:
         """Warn of classes without a training row, of which nothing can be learned, and where other splits have them."""
-        dead = files["train"].class_counts(self.num_classes) == 0
+        dead = self.class_counts == 0
         if not dead.any():
             return
         which = np.flatnonzero(dead).tolist()
@@ -196,7 +205,7 @@ class FeatureDataModule(IndexedDataModule):
     def forget(self) -> None:
         """Have the files opened anew."""
         super().forget()
-        self._files = None
+        self._files = self._class_counts = None
         self._num_classes = self._given_classes or self.restored.get("num_classes")
 
     def _all_files(self) -> dict[str, FeatureFiles]:

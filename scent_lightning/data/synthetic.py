@@ -19,6 +19,7 @@ __all__ = ["SyntheticFeatureDataModule", "SyntheticRows"]
 Array = npt.NDArray[Any]
 
 CENTRES = 0
+COUNTED_AT_ONCE = 2**20
 STREAMS = {"train": (1, 2), "val": (3, 4)}  # labels, noise
 
 
@@ -58,11 +59,7 @@ class SyntheticRows(IndexedRows):
 
     def fetch(self, index: Array) -> Batch:
         """Features (B, D), float32, and labels (B,), int64."""
-        drawn = uniform(hashed_keys(self.seed, self.label_stream, index))
-        if self.cumulative is None:
-            labels = (drawn * self.num_classes).astype(np.int64)
-        else:
-            labels = np.searchsorted(self.cumulative, drawn * self.cumulative[-1], side="right").astype(np.int64)
+        labels = self.labels(index)
         features = self.centres(labels)
         if self.noise > 0:
             noise = normal(hashed_keys(self.seed, self.noise_stream, index), self.num_features)
@@ -70,6 +67,23 @@ class SyntheticRows(IndexedRows):
             features += noise
         features /= np.sqrt(np.square(features).sum(axis=1, keepdims=True))
         return torch.from_numpy(features), torch.from_numpy(labels)
+
+    def labels(self, index: Array) -> Array:
+        """Labels of rows, shape (B,), int64."""
+        drawn = uniform(hashed_keys(self.seed, self.label_stream, index))
+        if self.cumulative is None:
+            labels: Array = (drawn * self.num_classes).astype(np.int64)
+        else:
+            labels = np.searchsorted(self.cumulative, drawn * self.cumulative[-1], side="right").astype(np.int64)
+        return labels
+
+    def class_counts(self) -> Array:
+        """Rows of each class, shape (K,), int64."""
+        counts = np.zeros(self.num_classes, dtype=np.int64)
+        for start in range(0, self.rows, COUNTED_AT_ONCE):
+            labels = self.labels(np.arange(start, min(start + COUNTED_AT_ONCE, self.rows)))
+            counts += np.bincount(labels, minlength=self.num_classes)
+        return counts
 
     def centres(self, classes: Array) -> Array:
         """Centres of ``classes``, shape (B,): float32, shape (B, D)."""
@@ -146,6 +160,12 @@ class SyntheticFeatureDataModule(IndexedDataModule):
     def num_classes(self) -> int:
         """Number of classes K."""
         return self._num_classes
+
+    @property
+    def class_counts(self) -> Array:
+        """Training rows of each class, shape ``(K,)``; all labels are drawn for it."""
+        counts: Array = self.existing("train").class_counts()
+        return counts
 
     def load(self, split: str) -> SyntheticRows | None:
         """The rows of "train" and "val"; "test" is "val"."""

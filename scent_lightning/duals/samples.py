@@ -129,6 +129,19 @@ class Samples(ABC):
         """
         raise InputError(f"this dual update needs the scores themselves, and {type(self).__name__} does not have them")
 
+    def plus_constant(self, log_constant: float) -> Samples:
+        """The same with a constant c in the logarithm: ℓ is log(c + mean exp(score)), and the gradient as it was.
+
+        A row without a sample is still none.
+
+        Args:
+            log_constant: log c.
+
+        Raises:
+            InputError: these samples cannot do it.
+        """
+        raise InputError(f"{type(self).__name__} has no way to add a constant to the mean of its exponentials")
+
     def scores(self, side: int) -> tuple[Tensor, Tensor | None]:
         """The scores of a side, shape ``(B, m)``, and their mask; of what :meth:`dense` gives."""
         raise NotImplementedError(f"{type(self).__name__} has no matrix of scores: call dense first")
@@ -200,6 +213,36 @@ class Exponentials(Samples):
     def dense(self) -> Samples:
         """What the argument of that name makes."""
         return super().dense() if self._dense is None else self._dense()
+
+    def plus_constant(self, log_constant: float) -> Exponentials:
+        """From the largest score and the mean."""
+        # A constant above all scores is the largest, and where there is no sample nothing is.
+        largest = self.largest.clamp(min=log_constant)
+        if self.may_be_empty:
+            largest = torch.where(self.largest == -math.inf, self.largest, largest)
+            lower = torch.where(largest == -math.inf, 0.0, self.largest - largest).exp()
+        else:
+            lower = (self.largest - largest).exp_()
+        constant = (log_constant - largest).exp_().to(self.mean.dtype)
+        if self.may_be_empty:
+            constant = torch.where(largest == -math.inf, 0.0, constant)
+        lower = lower.to(self.mean.dtype)
+        given, with_gradient, squares = self.mean, self.with_gradient, self._squares
+
+        def of_all() -> Tensor:
+            assert squares is not None
+            return lower.square() * squares() + constant * (2 * lower * given + constant)
+
+        return Exponentials(
+            largest,
+            torch.addcmul(constant, given, lower),
+            self.counts,
+            self.may_be_empty,
+            lambda loss, weight: with_gradient(loss, weight * lower),
+            None if self._dense is None else lambda: self.dense().plus_constant(log_constant),
+            self.must_be_finite,
+            None if squares is None else of_all,
+        )
 
 
 class DenseScores(Samples):
@@ -273,6 +316,20 @@ class DenseScores(Samples):
     def dense(self) -> DenseScores:
         """This is dense."""
         return self
+
+    def plus_constant(self, log_constant: float) -> DenseScores:
+        """One more column, which is the same for all rows but for their numbers of samples."""
+        scores, mask = functional.at_least_float32(self.values), self.mask
+        if mask is None:
+            mask = torch.ones_like(scores, dtype=torch.bool)
+        counts = mask.sum(dim=1, keepdim=True).to(scores.dtype)
+        # The mean is over one more: what was the mean before has to stay it.
+        log_more = torch.log1p(1 / counts.clamp(min=1))
+        constant = log_constant + torch.log(counts + 1)
+        there = counts > 0
+        return DenseScores(
+            torch.cat([scores + log_more, constant], dim=1), torch.cat([mask, there], dim=1), self.called
+        )
 
     def scores(self, side: int) -> tuple[Tensor, Tensor | None]:
         """The scores, detached and in float32 or better, and their mask."""

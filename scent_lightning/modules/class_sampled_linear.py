@@ -2,131 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, cast, get_args
+import math
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from scent_lightning.duals import DenseScores, Exponentials, Samples
 from scent_lightning.functional import NO_SCORE, at_least_float32
+from scent_lightning.modules.class_frequencies import ClassFrequencies
+from scent_lightning.modules.margins import MarginType, checked_margin
+from scent_lightning.modules.sampled_scores import InBatchRisk, SampledScores, Scoring, distinct, score
 from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
-__all__ = ["ClassSampledLinear", "Negatives"]
+__all__ = ["ClassSampledLinear", "Correction", "Negatives"]
 
 Negatives = Literal["in_batch", "uniform", "all"]
-_SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize
-
-
-class _Scored(NamedTuple):
-    """What the product was made of: inputs ``(B, D)``, the classes' rows ``(m, D)``, classes, and the rows' norms."""
-
-    inputs: Tensor
-    rows: Tensor | None
-    classes: Tensor
-    norms: Tensor | None
-
-
-def _score(features: Tensor, weight: Tensor, classes: Tensor, normalize: bool, scale: float) -> tuple[Tensor, _Scored]:
-    """Logits of some classes, shape ``(B, m)``."""
-    rows = weight.index_select(0, classes)
-    norms = None
-    if normalize:
-        norms = rows.norm(dim=1, keepdim=True).clamp(min=_SMALLEST_NORM)
-        rows = rows / norms
-    inputs = features
-    if inputs.dtype != rows.dtype or torch.is_autocast_enabled(features.device.type):
-        dtype = _product_dtype(features, rows)
-        inputs, rows = features.to(dtype), rows.to(dtype)
-    logits = inputs @ rows.T
-    return logits if scale == 1 else logits * scale, _Scored(inputs, rows, classes, norms)
-
-
-class _SampledScores(torch.autograd.Function):
-    """Scores of a batch against some classes, in one node of the graph.
-
-    The gradient of the weights is a sparse tensor of one row for each class, sorted and without repeats, so that no
-    one has to sort or add up anything later.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        classes: Tensor,
-        own: Tensor,
-        columns: Tensor | None,
-        normalize: bool,
-        scale: float,
-    ) -> Tensor:
-        logits, scored = _score(features, weight, classes, normalize, scale)
-        ctx.save_for_backward(*scored, own, columns)
-        ctx.shape, ctx.scale, ctx.dtypes = weight.shape, scale, (features.dtype, weight.dtype)
-        return (logits if columns is None else logits[:, columns]) - logits.gather(1, own)
-
-    @staticmethod
-    @once_differentiable  # type: ignore[misc]
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, rows, classes, norms, own, columns = ctx.saved_tensors
-        by_own = -gradient.sum(dim=1, keepdim=True)
-        if columns is not None:
-            gradient = gradient.new_zeros(len(gradient), len(classes)).index_add_(1, columns, gradient)
-        gradient = gradient.scatter_add(1, own, by_own)
-        return *_by_features_and_weight(ctx, gradient, inputs, rows, classes, norms), None, None, None, None, None
-
-
-def _by_features_and_weight(
-    ctx: Any, gradient: Tensor, inputs: Tensor, rows: Tensor, classes: Tensor, norms: Tensor | None
-) -> tuple[Tensor | None, Tensor]:
-    """What the features and the weight get from the gradient of the logits, shape ``(B, number of classes)``."""
-    if ctx.scale != 1:
-        gradient = gradient * ctx.scale
-    by_features = (gradient @ rows).to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
-    by_rows = (gradient.T @ inputs).to(ctx.dtypes[1])
-    if norms is not None:
-        rows = rows.to(by_rows.dtype)
-        by_rows = (by_rows - rows * (by_rows * rows).sum(dim=1, keepdim=True)) / norms
-    by_weight = torch.sparse_coo_tensor(
-        classes.unsqueeze(0), by_rows, ctx.shape, is_coalesced=True, check_invariants=False
-    )
-    return by_features, by_weight
-
-
-class _InBatchRisk(torch.autograd.Function):
-    """A known loss over in-batch negatives as a function of features and weight."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        loss: Tensor,
-        by_score: Tensor,
-        exponentials: Tensor,
-        scored: _Scored,
-        scale: float,
-    ) -> Tensor:
-        rows = scored.rows if ctx.needs_input_grad[0] or scored.norms is not None else None
-        ctx.save_for_backward(by_score, exponentials, *scored._replace(rows=rows))
-        ctx.shape, ctx.scale, ctx.dtypes = weight.shape, scale, (features.dtype, weight.dtype)
-        return loss.clone()
-
-    @staticmethod
-    @once_differentiable  # type: ignore[misc]
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        by_score, exponentials, inputs, rows, classes, norms = ctx.saved_tensors
-        by_logits = (exponentials * (by_score * gradient).unsqueeze(1)).to(inputs.dtype)
-        found = _by_features_and_weight(ctx, by_logits, inputs, rows, classes, norms)
-        return *found, None, None, None, None, None
-
-
-def _product_dtype(features: Tensor, rows: Tensor) -> torch.dtype:
-    kind = features.device.type
-    if torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return torch.promote_types(features.dtype, rows.dtype)
+Correction = Literal["frequency", "none"]
 
 
 class ClassSampledLinear(nn.Module):
@@ -138,10 +31,23 @@ class ClassSampledLinear(nn.Module):
     scored and is a sparse tensor: nothing of size K × D is made in a step, whatever K is.
 
     **Choosing the negatives.** "in_batch" takes the distinct labels of the batch: no extra rows, and the published
-    algorithm, but it sees frequent classes more often, so that it minimises a frequency-weighted loss, and it needs
-    batches of many classes. "uniform" draws classes evenly, which is what the theory assumes: as ν converges, the loss
-    is the true cross-entropy; it costs one more row a negative, and most draws are easy. "all" is the exact softmax,
-    for K of a few thousand at most.
+    algorithm, but it needs batches of many classes. "uniform" draws classes evenly; it costs one more row a negative,
+    and most draws are easy. "all" is the exact softmax, for K of a few thousand at most.
+
+    **Correction.** The labels of a batch are of frequent classes more often than of rare ones, so that the mean over
+    them is not that over all classes, and frequent ones are pushed away at each step. With ``correction`` "frequency"
+    the score of class k has :math:`-\log \pi_k + \log \frac{m_i}{K - 1}` added, :math:`\pi_k` its probability to be
+    among the other labels of the batch and :math:`m_i` the number of the anchor's negatives: the mean of exp(score) has
+    :math:`\frac{1}{K - 1} \sum_{k \neq y_i} e^{h_i^\top (w_k - w_{y_i})}` as its expectation. π comes from
+    :attr:`frequencies`. Classes without a training row are in no batch, and their part of the sum is left out. A mean
+    over classes that are drawn evenly needs no correction.
+
+    **The own class in the sum.** Without it the loss falls without end where classes are apart: the "decoupled" loss of
+    contrastive learning (Yeh et al. 2022). ``include_target`` has :math:`\log(\frac{1}{K - 1} + \ldots)`, which is the
+    softmax cross-entropy less log(K − 1), bounded below, and whose gradient fades where a row is right.
+
+    **Margins** on the own class, see :mod:`scent_lightning.modules.margins`: only :meth:`forward` and :meth:`samples`
+    have them, not the :meth:`logits` of evaluation.
 
     Args:
         num_features: number of features D.
@@ -150,8 +56,14 @@ class ClassSampledLinear(nn.Module):
         num_negatives: classes drawn for a batch; "uniform" only.
         normalize: scale features and class weights to unit norm before scoring (cosine similarity).
         scale: multiplies the scores, above 0; use 10 to 64 with ``normalize``.
+        correction: "frequency" weighs in-batch negatives by how probable they are; "none" leaves them alone.
+        include_target: :meth:`samples` has the own class in the sum.
+        margin: of the own class, at least 0 (below π/2 for an angle); with ``normalize`` only.
+        margin_type: "cosine" or "angular".
 
     Attributes:
+        frequencies: how often each class is among the training rows; :meth:`ClassFrequencies.give` sets the counts, and
+            without them whoever trains tells :meth:`ClassFrequencies.see` the labels of each batch.
         weight: shape ``(K, D)``; starts at 0, where all classes are equal, or, with
             ``normalize``, at random about the unit sphere.
 
@@ -176,6 +88,10 @@ class ClassSampledLinear(nn.Module):
         num_negatives: int = 128,
         normalize: bool = False,
         scale: float = 1.0,
+        correction: Correction = "none",
+        include_target: bool = False,
+        margin: float = 0.0,
+        margin_type: MarginType = "cosine",
     ) -> None:
         super().__init__()
         checked_integer("num_features", num_features)
@@ -187,6 +103,10 @@ class ClassSampledLinear(nn.Module):
         self.num_negatives = num_negatives
         self.normalize = normalize
         self.scale = scale
+        self.correction = checked_choice("correction", correction, get_args(Correction))
+        self.include_target = include_target
+        self.scoring = Scoring(normalize, scale, checked_margin(margin, margin_type, normalize), margin_type)
+        self.frequencies = ClassFrequencies(num_classes)
         self.weight = nn.Parameter(torch.zeros(num_classes, num_features))
         if normalize:
             nn.init.normal_(self.weight, std=num_features**-0.5)
@@ -195,6 +115,11 @@ class ClassSampledLinear(nn.Module):
     def num_classes(self) -> int:
         """Number of classes K."""
         return self.weight.shape[0]
+
+    @property
+    def uses_frequencies(self) -> bool:
+        """Whether the scores depend on :attr:`frequencies`."""
+        return self.correction == "frequency" and self.negatives == "in_batch"
 
     def extra_repr(self) -> str:  # noqa: D102
         drawn = f" ({self.num_negatives})" if self.negatives == "uniform" else ""
@@ -217,17 +142,15 @@ class ClassSampledLinear(nn.Module):
 
         Returns:
             Scores :math:`h_i^T (w_k - w_{y_i})`, shape ``(B, m)``, and the mask of those that count, bool, ``(B, m)``:
-            a column of the anchor's own class does not. In a batch of one class "in_batch" leaves no negative.
+            a column of the anchor's own class does not. In a batch of one class "in_batch" leaves no negative. They are
+            corrected, and have the margin; the own class is in no column.
         """
         if self.normalize:
             features = F.normalize(features, dim=1)
         if self.negatives == "all":
-            logits = self._logits(features, self.weight)
-            own = labels.unsqueeze(1)
-            mask = torch.ones_like(logits, dtype=torch.bool).scatter_(1, own, False)
-            return logits - logits.gather(1, own), mask
+            return self._all_scores(features, labels.unsqueeze(1))
         if self.negatives == "in_batch":
-            classes, own = _distinct(labels, all_labels)
+            classes, own = distinct(labels, all_labels)
             columns, asked = None, torch.arange(len(classes), device=labels.device)
         else:
             device = labels.device if generator is None else torch.device("cpu")
@@ -236,8 +159,24 @@ class ClassSampledLinear(nn.Module):
             classes, place = torch.unique(torch.cat([labels, drawn]), return_inverse=True)
             own, columns = place[: len(labels)].unsqueeze(1), place[len(labels) :]
             asked = columns
-        scores = _SampledScores.apply(features, self.weight, classes, own, columns, self.normalize, self.scale)
-        return cast(Tensor, scores), asked != own
+        scores: Tensor = SampledScores.apply(features, self.weight, classes, own, columns, self.scoring)  # type: ignore[no-untyped-call]
+        if self.uses_frequencies:
+            scores = at_least_float32(scores)
+            scores = scores + self._offsets(classes, labels, all_labels, scores.dtype)
+        return scores, asked != own
+
+    def _all_scores(self, features: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self._logits(features, self.weight)
+        mask = torch.ones_like(logits, dtype=torch.bool).scatter_(1, own, False)
+        own_logits = logits.gather(1, own)
+        if self.scoring.margin > 0:
+            value, slope = self.scoring.own(own_logits)
+            own_logits = value + slope * (own_logits - own_logits.detach())
+        return logits - own_logits, mask
+
+    def _offsets(self, classes: Tensor, labels: Tensor, all_labels: Tensor | None, dtype: torch.dtype) -> Tensor:
+        rows = len(labels) if all_labels is None else len(all_labels)
+        return self.frequencies.offsets(classes, rows - 1, dtype)
 
     def samples(
         self,
@@ -250,6 +189,7 @@ class ClassSampledLinear(nn.Module):
 
         With in-batch negatives their exponentials are taken here: the same loss and the same gradient in half of the
         passes over the scores and one node of the graph. A subclass that overrides :meth:`forward` gets its scores.
+        With ``include_target`` the own class is in the sum.
 
         Args:
             features: as for :meth:`forward`.
@@ -262,10 +202,16 @@ class ClassSampledLinear(nn.Module):
             batch of one class "in_batch" leaves no negative: a :class:`~scent_lightning.duals.DenseScores` of no valid
             sample.
         """
-        samples = None
+        samples: Samples | None = None
         if self.negatives == "in_batch" and type(self).forward is ClassSampledLinear.forward:
             samples = self._exponentials(features, labels, all_labels)
-        return DenseScores(*self(features, labels, all_labels, generator)) if samples is None else samples
+        if samples is None:
+            samples = DenseScores(*self(features, labels, all_labels, generator))
+        return self.with_target(samples)
+
+    def with_target(self, samples: Samples) -> Samples:
+        """Samples with the own class in the sum, where ``include_target`` says so; :meth:`samples` does it itself."""
+        return samples.plus_constant(-math.log(self.num_classes - 1)) if self.include_target else samples
 
     def _exponentials(self, features: Tensor, labels: Tensor, all_labels: Tensor | None = None) -> Exponentials | None:
         """Exponentials of the scores against in-batch negatives; None where there is no negative."""
@@ -273,12 +219,14 @@ class ClassSampledLinear(nn.Module):
         if self.normalize:
             features = F.normalize(features, dim=1)
         with torch.no_grad():
-            classes, own = _distinct(labels, all_labels)
+            classes, own = distinct(labels, all_labels)
             if len(classes) < 2 or not len(labels):
                 return None
-            logits, scored = _score(features, self.weight, classes, self.normalize, self.scale)
+            logits, scored = score(features, self.weight, classes, self.scoring)
             logits = at_least_float32(logits)
-            own_logits = logits.gather(1, own)
+            own_logits, slope = self.scoring.own(logits.gather(1, own))
+            if self.uses_frequencies:
+                logits += self._offsets(classes, labels, all_labels, logits.dtype)
             logits.scatter_(1, own, NO_SCORE)
             largest = logits.amax(dim=1, keepdim=True)
             logits -= largest
@@ -287,10 +235,10 @@ class ClassSampledLinear(nn.Module):
             sums, count = exponentials.sum(dim=1, keepdim=True), len(classes) - 1
             mean = (sums / count).squeeze(1)
             # A score is a difference of two logits: its own gets the others' gradients, negated.
-            exponentials.scatter_(1, own, -sums)
+            exponentials.scatter_(1, own, -sums * slope if isinstance(slope, Tensor) else -sums)
 
         def with_gradient(loss: Tensor, weight: Tensor) -> Tensor:
-            found = _InBatchRisk.apply(  # type: ignore[no-untyped-call]
+            found = InBatchRisk.apply(  # type: ignore[no-untyped-call]
                 features, self.weight, loss, weight, exponentials, scored, self.scale
             )
             return cast(Tensor, found)
@@ -322,13 +270,3 @@ class ClassSampledLinear(nn.Module):
             rows = F.normalize(rows, dim=1)
         logits = features @ rows.T
         return logits if self.scale == 1 else self.scale * logits
-
-
-def _distinct(labels: Tensor, all_labels: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The distinct labels of a batch, in order, and where each row's own is among them, shape ``(B, 1)``."""
-    if all_labels is None:
-        classes, place = torch.unique(labels, return_inverse=True)
-    else:
-        classes = torch.unique(all_labels)
-        place = torch.searchsorted(classes, labels)
-    return classes, place.unsqueeze(1)

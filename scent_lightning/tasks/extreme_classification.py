@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities import GradClipAlgorithmType, rank_zero_warn
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.optim import Optimizer
@@ -18,14 +19,16 @@ from scent_lightning import distributed
 from scent_lightning.duals import DenseScores, DualUpdate, DualVariable, DualVariableMixin, Samples
 from scent_lightning.duals.table import Placement
 from scent_lightning.duals.weight_step import WeightStepRule
-from scent_lightning.errors import InputError
-from scent_lightning.functional import at_least_float32
+from scent_lightning.errors import DualDivergenceError, InputError
+from scent_lightning.functional import wide_dtype
 from scent_lightning.metrics import TopKAccuracy
-from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Negatives
-from scent_lightning.optim import RowSparseSGD, average_sparse_gradient, clip_gradients
-from scent_lightning.private_api import keep_from_ddp
-from scent_lightning.tasks.base import BaseTask
+from scent_lightning.modules.class_chunks import cross_entropy_and_rank, most_probable
+from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Correction, Negatives
+from scent_lightning.modules.margins import MarginType
+from scent_lightning.optim import RowSparseSGD
+from scent_lightning.private_api import trainer_of
 from scent_lightning.tasks.batches import check_range, class_numbers, random_half, three_parts
+from scent_lightning.tasks.row_sparse import RowSparseTask
 from scent_lightning.tasks.training import LearningRate, LearningRateSchedule
 from scent_lightning.validation import checked_integer
 
@@ -33,10 +36,12 @@ __all__ = ["ExtremeClassificationTask"]
 
 Batch = tuple[Tensor, Tensor, Tensor]
 _ANCHOR = "nu"
-_PLACEHOLDER = "ddp_placeholder.0"
+# Products of numbers in a logging step: three milliseconds on one core, and as many on a GPU.
+LOGGED_PRODUCTS = 2**25
+LOGGED_PRODUCTS_OF_A_GPU = 2**36
 
 
-class ExtremeClassificationTask(BaseTask):
+class ExtremeClassificationTask(RowSparseTask):
     r"""Softmax classification over up to millions of classes, at a cost a step that does not grow with them.
 
     .. math:: \min_W \frac{1}{n} \sum_i \log \frac{1}{K - 1} \sum_{k \neq y_i} \exp h_i^\top (w_k - w_{y_i})
@@ -45,15 +50,29 @@ class ExtremeClassificationTask(BaseTask):
     Every training row is an anchor with a dual variable, ``nu``; a batch scores only some classes (see
     :class:`~scent_lightning.modules.ClassSampledLinear` on choosing them), and only their rows are updated.
 
-    **Choosing learning rate and log α together.** ν settles at the log-mean-exp of an anchor's scores, from 0 at the
-    start to −10 to −20 when classes are well apart; SCENT's effective γ is sigmoid(log α + ν), so log α near −ν keeps
-    it about a half. A larger learning rate lowers ν further and wants a larger log α; with features of unit norm
-    learning rates of tens to hundreds are usual, and the guard (``max_log_weight`` 1 or 2) lets them train.
+    **The mean over all classes from those of a batch.** The labels of a batch are of frequent classes more often than
+    of rare ones. With ``correction`` "frequency" each weighs the inverse of its probability to be in the batch, so that
+    the mean is unbiased and ν the log of the true one; "none" is the paper's, which minimises another loss wherever
+    classes are not equally frequent. The frequencies are those of the data module's ``class_counts`` (training rows of
+    each class, shape ``(K,)``), taken at the start of a fit and kept in checkpoints. Where there are none, with a
+    loader of one's own, they are estimated from the labels that go by. Both count the rows of all processes.
 
-    Logs ``train/loss`` (dual objective) at logging steps, and where ``negatives`` is "all" the batch's softmax
-    cross-entropy as ``train/cross_entropy``: from fewer classes it cannot be told. For validation and test it logs
-    the exact ``…/cross_entropy``, ``…/top1`` and ``…/top5`` over all K classes, worked out in chunks of classes.
-    ``predict`` gives the most probable classes.
+    **The own class in the sum.** As it stands, the loss goes to −∞ where classes are apart, long after all rows are
+    right: the "decoupled" contrastive loss (Yeh et al. 2022). With ``include_target`` 1/(K − 1) is inside the
+    logarithm: the loss is the softmax cross-entropy less log(K − 1), and bounded below.
+
+    **Choosing learning rate and log α together.** ν settles at the log-mean-exp of an anchor's scores, from 0 at the
+    start to −10 to −20 when classes are well apart (not below −log(K − 1) with the own class); SCENT's effective γ is
+    sigmoid(log α + ν), so log α near −ν keeps it about a half. A larger learning rate lowers ν further and wants a
+    larger log α; with features of unit norm learning rates of tens to hundreds are usual, and the guard
+    (``max_log_weight`` 1 or 2) lets them train.
+
+    Logs ``train/loss`` (dual objective) at logging steps, and ``train/cross_entropy``, the exact softmax cross-entropy
+    over all classes, of the batch's first rows: as many as are some milliseconds' work (25 of 20,902 classes and 64
+    features, and none of 360,232 and 512, on a CPU; all where ``negatives`` is "all", and as a rule on a GPU). So it is
+    right in the mean over many steps. For validation and test it logs the exact ``…/cross_entropy``, ``…/top1`` and
+    ``…/top5`` over all K classes, worked out in chunks of classes. None of these has the margin. ``predict`` gives the
+    most probable classes.
 
     In a distributed run the class weights' sparse gradient is kept from DDP and exchanged row by row; in-batch
     negatives are the distinct labels of the whole batch, of all processes.
@@ -85,10 +104,16 @@ class ExtremeClassificationTask(BaseTask):
             clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
         independent_sample: move ν by other negatives than those of the gradient, as the analysis has it (Wei et al.
             2026, algorithm 1): "uniform" draws twice, "in_batch" splits the batch's classes at random in two halves.
+        correction: "frequency" weighs in-batch negatives by how probable they are; "none" is the paper's. Negatives
+            that are drawn evenly, or all, need none.
+        include_target: have the own class in the sum.
+        margin: of the own class: recognition trains with it, on ``normalize`` and ``scale`` 64. At least 0.
+        margin_type: "cosine" subtracts it from the similarity (Wang et al. 2018, 0.35 is usual); "angular" adds it to
+            the angle, in radians below π/2 (Deng et al. 2019, 0.5).
 
     Raises:
-        InputError: an argument out of its range; in a step a batch that is not (inputs, labels, index), or labels that
-            are no integers of shape ``(B,)`` from 0 to K − 1.
+        InputError: an argument out of its range; ``class_counts`` that do not fit; in a step a batch that is not
+            (inputs, labels, index), or labels that are no integers of shape ``(B,)`` from 0 to K − 1.
 
     Example:
         >>> import torch
@@ -126,6 +151,10 @@ class ExtremeClassificationTask(BaseTask):
         weight_step: WeightStepRule = "proximal",
         independent_sample: bool = False,
         warmup_epochs: float | None = None,
+        correction: Correction = "frequency",
+        include_target: bool = False,
+        margin: float = 0.0,
+        margin_type: MarginType = "cosine",
     ) -> None:
         checked_integer("num_classes", num_classes, least=2)
         if lr is None and optimizer is None and weight_step == "proximal":
@@ -139,14 +168,18 @@ class ExtremeClassificationTask(BaseTask):
         self.independent_sample = independent_sample
         self.save_hyperparameters()
         self.backbone = backbone
-        self.head = ClassSampledLinear(num_features, num_classes, negatives, num_negatives, normalize, scale)
+        more: dict[str, Any] = {"correction": correction, "include_target": include_target}
+        more |= {"margin": margin, "margin_type": margin_type}
+        self.head = ClassSampledLinear(num_features, num_classes, negatives, num_negatives, normalize, scale, **more)
         self.top_k = min(top_k, num_classes)
         self.add_dual(_ANCHOR, num_anchors, dual, placement=dual_placement)
         self.skipped_batches = 0
+        # Of the latest batch: features and labels here, and labels in all processes.
+        self._features_of_batch = torch.empty(0, num_features)
+        self._labels_here = self._labels_of_batch = torch.empty(0, dtype=torch.int64)
         metrics = {"cross_entropy": MeanMetric(), "top1": TopKAccuracy(1), "top5": TopKAccuracy(5)}
         self.add_metrics(metrics, prog_bar=["cross_entropy", "top1"])
-        # The last of the parameters: averages of the weights pair those of two copies by their order.
-        self.ddp_placeholder = nn.ParameterList()
+        self.add_placeholder()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Features, shape ``(B, D)``, of a batch of inputs."""
@@ -161,63 +194,71 @@ class ExtremeClassificationTask(BaseTask):
 
     # ---------------------------------------------------------------- training
 
+    def row_sparse(self) -> str | None:
+        """The class weights, unless all classes are scored."""
+        return None if self.head.negatives == "all" else "head.weight"
+
     def setup(self, stage: str) -> None:
-        """Keep the class weights from DDP, which has no way to send a sparse gradient; look at labels of one's own."""
+        """Look at labels of one's own."""
+        super().setup(stage)
         if self.trainer.datamodule is None and self.trainer.strategy.root_device.type != "cpu":  # type: ignore[attr-defined]
             # Only here: were it a method, Lightning would warn of it wherever there is a data module.
             self.on_before_batch_transfer = self._check_on_the_way  # type: ignore[method-assign]
-        if stage != "fit" or self.trainer.world_size == 1 or self.head.negatives == "all":
-            return
-        keep_from_ddp(self, "head.weight")
-        others = [name for name, p in self.named_parameters() if p.requires_grad and name != "head.weight"]
-        if not others:
-            # DDP refuses a module without a parameter of its own to send.
-            self.ddp_placeholder.append(nn.Parameter(torch.zeros((), device=self.device)))
 
     def on_fit_start(self) -> None:
-        """All processes start from the first one's class weights."""
+        """The data module says how frequent the classes are."""
         super().on_fit_start()
-        if self._exchanges_rows():
-            torch.distributed.broadcast(self.head.weight.data, src=0)
-
-    def _exchanges_rows(self) -> bool:
-        return self.trainer.world_size > 1 and self.head.negatives != "all"
-
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
-        """Average the class weights' sparse gradient over the processes."""
-        if self._exchanges_rows() and self.head.weight.grad is not None:
-            average_sparse_gradient(self.head.weight)
-        super().on_before_optimizer_step(optimizer)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """A checkpoint does not depend on the number of processes."""
-        super().on_save_checkpoint(checkpoint)
-        for state in ("state_dict", "current_model_state"):  # the latter where Lightning averages the weights
-            checkpoint.get(state, {}).pop(_PLACEHOLDER, None)
+        counts = getattr(self.trainer.datamodule, "class_counts", None)  # type: ignore[attr-defined]
+        if counts is not None and self.head.uses_frequencies:
+            self.head.frequencies.give(counts)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Nor does a model need it to."""
+        """Say it where a run goes on with another loss than it began with."""
         super().on_load_checkpoint(checkpoint)
-        if len(self.ddp_placeholder):
-            for state in {"state_dict", "current_model_state"} & checkpoint.keys():
-                checkpoint[state][_PLACEHOLDER] = torch.zeros(())
+        trainer, saved = trainer_of(self), checkpoint.get("hyper_parameters")
+        fits = trainer is not None and trainer.state.fn is TrainerFn.FITTING
+        if fits and saved and self.head.uses_frequencies and saved.get("correction", "none") == "none":
+            rank_zero_warn(
+                "the checkpoint is of a run whose in-batch negatives were not corrected, and this one corrects them: "
+                "its ν has to move to another loss; correction='none' goes on as before"
+            )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Update ν at the batch's rows and return the dual objective."""
         inputs, labels, index = three_parts(batch, "inputs, labels")
         previous = self.at_previous_weights(lambda: self._samples(inputs, labels)[-1])
         samples, moving = self._samples(inputs, labels)
-        if isinstance(samples, DenseScores) and self.head.negatives == "in_batch" and samples.values.shape[1] < 2:
-            self._count_skipped(labels)
-        loss = self._risk(samples, moving, previous, index)
-        for placeholder in self.ddp_placeholder:
-            loss = loss + 0 * placeholder
-        if self.log_loss(loss) and self.head.negatives == "all":
-            # Not from some classes, and not from ν, which trails: what is near 0 may then be off by any factor.
-            step = cast(DualVariable, self.duals[_ANCHOR]).last_step
-            if step is not None:
-                self.log("train/cross_entropy", softplus(step.log_mean + math.log(self.head.num_classes - 1)).mean())
+        if isinstance(samples, DenseScores) and self.head.negatives == "in_batch":
+            self._count_skipped(samples)
+        try:
+            loss = self._risk(samples, moving, previous, index)
+        except DualDivergenceError:
+            self._check_frequencies()
+            raise
+        if self.head.uses_frequencies and self.updates_duals():
+            self.head.frequencies.see(self._labels_of_batch)
+        loss = self.with_placeholder(loss)
+        if self.log_loss(loss):
+            self._log_cross_entropy()
         return loss
+
+    def _log_cross_entropy(self) -> None:
+        """Log the exact softmax cross-entropy of the batch, or of as many of its rows as are scored in no time.
+
+        From the classes of a batch it cannot be told: where few negatives make the sum, most batches have none of them.
+        """
+        head, step = self.head, cast(DualVariable, self.duals[_ANCHOR]).last_step
+        if head.negatives == "all" and head.scoring.margin == 0 and step is not None:
+            log_sum = step.log_mean + math.log(head.num_classes - 1)
+            self.log("train/cross_entropy", (log_sum if head.include_target else softplus(log_sum)).mean())
+            return
+        features, labels = self._features_of_batch, self._labels_here
+        at_most = LOGGED_PRODUCTS if features.device.type == "cpu" else LOGGED_PRODUCTS_OF_A_GPU
+        rows = min(at_most // head.weight.numel(), len(features))
+        if rows > 0:
+            with torch.no_grad():
+                found = cross_entropy_and_rank(head, features[:rows], labels[:rows], self.class_chunk)[0]
+            self.log("train/cross_entropy", found.mean())
 
     def _samples(self, inputs: Tensor, labels: Tensor) -> tuple[Samples, Samples]:
         """The loss's, and those that move ν."""
@@ -225,6 +266,12 @@ class ExtremeClassificationTask(BaseTask):
         labels = class_numbers(labels, len(features))
         shares = self.head.negatives == "in_batch" and distributed.is_distributed()
         all_labels = distributed.of_all_processes(labels) if shares else None
+        # Not by way of nn.Module's __setattr__, which looks for parameters first.
+        self.__dict__.update(
+            _features_of_batch=features.detach(),
+            _labels_here=labels,
+            _labels_of_batch=labels if all_labels is None else all_labels,
+        )
         draws = self.draws_of_step() if self.head.negatives == "uniform" else None
         try:
             samples = self._scored(features, labels, all_labels, draws)
@@ -235,22 +282,35 @@ class ExtremeClassificationTask(BaseTask):
             with torch.no_grad():
                 return samples, self._scored(features, labels, all_labels, draws)
         except (IndexError, RuntimeError):
-            self._check_classes(labels if all_labels is None else all_labels)  # only now: it costs nothing otherwise
+            self._check_classes(self._labels_of_batch)  # only now: it costs nothing otherwise
             raise
 
     def _scored(
         self, features: Tensor, labels: Tensor, all_labels: Tensor | None, draws: torch.Generator | None
     ) -> Samples:
-        # A subclass that overrides entropic_risk looks at the scores; the classes can be split in them alone.
-        splits = self.independent_sample and self.head.negatives == "in_batch"
-        if type(self).entropic_risk is not DualVariableMixin.entropic_risk or splits:
+        if self.independent_sample and self.head.negatives == "in_batch":  # the classes are to be split
             return DenseScores(*self.head(features, labels, all_labels, draws))
+        if type(self).entropic_risk is not DualVariableMixin.entropic_risk:  # a subclass looks at the scores
+            return self.head.with_target(DenseScores(*self.head(features, labels, all_labels, draws)))
         return self.head.samples(features, labels, all_labels, draws)
 
-    def _halves_of_classes(self, samples: DenseScores) -> tuple[DenseScores, DenseScores]:
+    def _halves_of_classes(self, samples: DenseScores) -> tuple[Samples, Samples]:
         scores, mask = samples.values, cast(Tensor, samples.mask)
         chosen = random_half(scores.shape[1], self.draws_of_step()).to(scores.device)
-        return DenseScores(scores, mask & ~chosen), DenseScores(scores.detach(), mask & chosen)
+        halves = (scores, ~chosen), (scores.detach(), chosen)
+        in_loss, moving = (self.head.with_target(self._half(*half, mask)) for half in halves)
+        return in_loss, moving
+
+    def _half(self, scores: Tensor, chosen: Tensor, mask: Tensor) -> DenseScores:
+        """Some columns, whose mean estimates that over all classes where the mean over all columns does."""
+        half = mask & chosen
+        if self.head.uses_frequencies:
+            kind = wide_dtype(scores.device)
+            # The mean is over fewer, and a class of the batch is there with the share of its half.
+            counts, whole = (of.sum(dim=1, keepdim=True).clamp(min=1).to(kind).log() for of in (half, mask))
+            share = chosen.sum().clamp(min=1).to(kind).log() - math.log(len(chosen))
+            scores = scores + (counts - whole - share).to(scores.dtype)
+        return DenseScores(scores, half)
 
     def _risk(self, samples: Samples, moving: Samples, previous: Samples | None, index: Tensor) -> Tensor:
         """The dual objective, after ν was updated."""
@@ -266,29 +326,33 @@ class ExtremeClassificationTask(BaseTask):
             classes = self.head.num_classes
             check_range(labels, classes - 1, f"from 0 to {classes - 1} (num_classes is {classes})")
 
+    def _check_frequencies(self) -> None:
+        """Raise InputError for a class of the batch that has no training row by the counts of the data module."""
+        if not self.head.uses_frequencies:
+            return
+        if len(missing := self.head.frequencies.without_row(self._labels_of_batch)):
+            raise InputError(
+                f"class_counts of the data say that class {int(missing[0])} has no training row, and a batch has one"
+            )
+
     def _check_on_the_way(self, batch: Any, dataloader_idx: int) -> Any:
         """Lightning's ``on_before_batch_transfer`` where a label out of range would end the process on its device."""
         if isinstance(batch, list | tuple) and len(batch) == 3 and isinstance(batch[1], Tensor):
             self._check_classes(batch[1])
         return batch
 
-    def _count_skipped(self, labels: Tensor) -> None:
+    def _count_skipped(self, samples: DenseScores) -> None:
+        if samples.values.shape[1] >= 2 + self.head.include_target:
+            return
         self.skipped_batches += 1
         if self.skipped_batches == 1:
-            if distributed.is_distributed():
-                labels = distributed.of_all_processes(labels)
             rank_zero_warn(
-                f"a batch holds one class only (class {int(labels[0])}), so it has no in-batch negatives and is "
-                "skipped; further ones are counted in skipped_batches (larger batches, a shuffled data set or "
-                "negatives='uniform' avoid them)"
+                f"a batch holds one class only (class {int(self._labels_of_batch[0])}), so it has no in-batch "
+                "negatives and is skipped; further ones are counted in skipped_batches (larger batches, a shuffled "
+                "data set or negatives='uniform' avoid them)"
             )
 
     # ---------------------------------------------------------------- evaluation
-
-    def _chunks(self, features: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """First class and logits in float32 or better of each chunk of classes."""
-        for start in range(0, self.head.num_classes, self.class_chunk):
-            yield start, at_least_float32(self.head.logits(features, start, start + self.class_chunk))
 
     def exact_cross_entropy(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Softmax cross-entropy over all K classes, and the rank of the right class.
@@ -306,21 +370,10 @@ class ExtremeClassificationTask(BaseTask):
         """
         labels = class_numbers(labels, len(features))
         try:
-            own_rows = torch.nn.functional.embedding(labels, self.head.weight)
+            return cross_entropy_and_rank(self.head, features, labels, self.class_chunk)
         except IndexError:
             self._check_classes(labels)
             raise
-        one = torch.nn.functional.normalize if self.head.normalize else (lambda rows, dim: rows)
-        own = at_least_float32((one(features, dim=1) * one(own_rows, dim=1)).sum(dim=1, keepdim=True)) * self.head.scale
-        total = torch.full((len(labels),), -math.inf, device=own.device, dtype=own.dtype)
-        rank = torch.zeros_like(labels)
-        for start, logits in self._chunks(features):
-            total = torch.logaddexp(total, torch.logsumexp(logits, dim=1))
-            classes = torch.arange(start, start + logits.shape[1], device=labels.device)
-            earlier = classes < labels.unsqueeze(1)
-            others = classes != labels.unsqueeze(1)
-            rank += (others & ((logits > own) | (earlier & (logits == own)))).sum(dim=1)
-        return total - own.squeeze(1), rank
 
     def evaluation_step(self, stage: str, batch: Batch) -> None:
         """Exact cross-entropy, top-1 and top-5 accuracy over the rows of validation or test."""
@@ -336,60 +389,11 @@ class ExtremeClassificationTask(BaseTask):
             first.
         """
         inputs, _, index = batch
-        features = self(inputs)
-        best: Tensor | None = None
-        classes = torch.empty(0)
-        total = torch.full((len(features),), -math.inf, device=features.device)
-        for start, logits in self._chunks(features):
-            total = torch.logaddexp(total, torch.logsumexp(logits, dim=1))
-            values, places = logits.topk(min(self.top_k, logits.shape[1]), dim=1)
-            places = places + start
-            if best is not None:
-                values, places = torch.cat([best, values], dim=1), torch.cat([classes, places], dim=1)
-                values, kept = values.topk(min(self.top_k, values.shape[1]), dim=1)
-                places = places.gather(1, kept)
-            best, classes = values, places
-        probability = torch.exp(cast(Tensor, best) - total.unsqueeze(1))
-        return {"index": index, "class": classes, "probability": probability}
+        found = most_probable(self.head, self(inputs), self.top_k, self.class_chunk)
+        return {"index": index, "class": found.classes, "probability": found.probabilities}
 
     # ---------------------------------------------------------------- optimiser
-
-    def trained_parameters(self) -> list[Any]:
-        """All that require a gradient, but for what only DDP needs."""
-        return [p for name, p in self.named_parameters() if p.requires_grad and name != _PLACEHOLDER]
 
     def configure_optimizer(self, parameters: list[Any]) -> Optimizer:
         """Row-sparse SGD; called where the argument ``optimizer`` is None."""
         return RowSparseSGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-
-    def configure_schedule(self, optimizer: Optimizer) -> Any:
-        """The learning-rate schedule, of an optimiser that can train the class weights."""
-        if self.head.negatives != "all":
-            _check_takes_sparse_gradients(optimizer)
-        return super().configure_schedule(optimizer)
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: Any,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Clip by norm or by value, sparse gradients included."""
-        if gradient_clip_val is not None:
-            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-            algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
-            clip_gradients(parameters, gradient_clip_val, by=algorithm.value)
-
-
-def _check_takes_sparse_gradients(optimizer: Optimizer) -> None:
-    """Raise InputError for torch's own optimisers of dense gradients; of another class only its author knows."""
-    if not type(optimizer).__module__.startswith("torch.optim"):
-        return
-    takes = isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad | torch.optim.SparseAdam | torch.optim.LBFGS)
-    decays = any(group.get("weight_decay") for group in optimizer.param_groups)
-    if not takes or decays:
-        raise InputError(
-            f"optimizer {type(optimizer).__name__}{' with weight_decay' * takes} takes no sparse gradients, which the "
-            "sampled classes' weights have: leave it out for RowSparseSGD, set it to SGD, Adagrad or SparseAdam "
-            "without weight_decay, or take negatives='all'"
-        )

@@ -1,0 +1,77 @@
+"""A constant inside the logarithm: ℓ, objective, gradient and moments, for dense scores and for exponentials."""
+
+import math
+
+import pytest
+import torch
+
+from scent_lightning.duals import DenseScores, DualVariable, Exponentials, SoftplusASGD
+from scent_lightning.duals.contrastive import ContrastiveSamples
+from scent_lightning.duals.samples import Place
+from scent_lightning.errors import InputError
+from scent_lightning.functional import mean_over, shift_by_largest, softplus_objective, with_gradient
+from scent_lightning.updates import BSGD
+
+
+def exponentials_of(scores, mask):
+    counts = mask.sum(dim=1)
+    largest, shifted = shift_by_largest(scores.detach(), mask)
+    exponentials = shifted.exp()
+    return Exponentials(
+        largest,
+        mean_over(exponentials, counts),
+        counts,
+        True,
+        lambda loss, weight: with_gradient(scores, loss, exponentials, weight),
+        lambda: DenseScores(scores, mask),
+        squares=lambda: mean_over(exponentials.square(), counts),
+    )
+
+
+@pytest.mark.parametrize("log_constant", [-300.0, -3.0, 0.0, 40.0])
+@pytest.mark.parametrize("kind", [exponentials_of, DenseScores])
+def test_constant_in_the_logarithm(kind, log_constant):
+    torch.manual_seed(0)
+    scores = (5 * torch.randn(5, 4, dtype=torch.float64)).requires_grad_()
+    mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 0]], dtype=torch.bool)
+    there = mask.any(dim=1)
+    nu = torch.tensor([1.0, -2.0, 3.0, 0.5, 40.0])
+    samples = kind(scores, mask).plus_constant(log_constant)
+    (side,) = samples.sides()
+    mean = scores.exp().masked_fill(~mask, 0).sum(dim=1) / mask.sum(dim=1).clamp(min=1) + math.exp(log_constant)
+    expected = torch.where(there, mean.log(), -math.inf)
+    torch.testing.assert_close(side.log_mean, expected.detach())
+    loss, (objective,) = samples.loss([Place(nu, None, BSGD())])
+    direct = torch.where(there, mean * torch.exp(-nu) + nu - 1, 0.0)
+    torch.testing.assert_close(objective, direct.detach())
+    torch.testing.assert_close(loss, direct.sum() / 4)
+    found, exact = (torch.autograd.grad(value, scores)[0] for value in (loss, direct.sum() / 4))
+    torch.testing.assert_close(found, exact)
+    moments = samples.moments(0)
+    torch.testing.assert_close(moments.log_mean[there], expected[there].detach())
+    z = (scores.exp() + math.exp(log_constant)).detach()
+    second = (z.square() * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    if kind is exponentials_of:
+        torch.testing.assert_close(moments.log_mean_square[there], second[there].log())
+
+
+def test_row_without_a_sample_is_still_none():
+    variable = DualVariable(3, BSGD())
+    samples = DenseScores(torch.zeros(3, 2), torch.tensor([[True, False], [False, False], [True, True]]))
+    variable.entropic_risk(samples.plus_constant(0.0), torch.arange(3))
+    assert variable.visited.tolist() == [True, False, True]
+    assert variable.nu.tolist() == pytest.approx([math.log(2), 0, math.log(2)])
+
+
+def test_update_that_needs_the_scores_has_the_constant_as_one():
+    scores = torch.randn(3, 4, dtype=torch.float64)
+    mask = torch.ones_like(scores, dtype=torch.bool)
+    update, nu = SoftplusASGD(0.1, rho=1e-6), torch.zeros(3, dtype=torch.float64)
+    dense = exponentials_of(scores, mask).plus_constant(-1.0).dense()
+    found = softplus_objective(nu, dense.values, update.rho, dense.mask)
+    torch.testing.assert_close(found, scores.exp().mean(dim=1) + math.exp(-1) - 1, rtol=1e-4, atol=1e-4)
+
+
+def test_samples_that_cannot():
+    with pytest.raises(InputError, match="ContrastiveSamples has no way to add a constant"):
+        ContrastiveSamples(torch.eye(2), torch.eye(2), 1.0).plus_constant(0.0)
