@@ -10,6 +10,8 @@
   four labels a row. For extreme classification with several right classes.
 * ``images/train/ok``, ``images/train/defect``, ``images/test/ok``, ``images/test/defect``: images of a surface, with a
   scratch where it is defect, a folder a class; in training one in six is defect. For partial AUC.
+* ``bought.csv``: a table of interactions with the columns ``user`` and ``item``: 300 users, each with 3 to 12 of 120
+  items, mostly of a kind that they like, and some that everyone has. For retrieval.
 * ``pairs.tsv`` and ``pairs/``: a table with the columns ``filepath`` (relative to the table), ``title``, ``category``
   and ``split`` (train or val), and the images. For CLIP.
 * ``queries/train.txt`` and ``queries/val.txt``: documents of queries in SVMlight's format, with a relevance of 0 to 3
@@ -29,6 +31,7 @@ from scipy import sparse
 from scent_lightning.data.shapes import CLASSES, Shapes
 
 ROWS, CLASS_COUNT, WIDTH, SIZE = 500, 500, 32, 32
+USERS, ITEMS, KINDS = 300, 120, 6
 
 
 def table(path: Path, generator: np.random.Generator) -> None:
@@ -81,6 +84,18 @@ def images(folder: Path, generator: np.random.Generator) -> None:
                 Image.fromarray(pixels.astype(np.uint8)).save(folder / split / name / f"{number:04}.png")
 
 
+def bought(path: Path, generator: np.random.Generator) -> None:
+    """Each user likes one of six kinds of items; within a kind the first ones are the popular ones."""
+    rows = []
+    for user in range(USERS):
+        liked = int(generator.integers(KINDS))
+        kinds = np.where(generator.random(12) < 0.8, liked, generator.integers(KINDS, size=12))
+        places = np.minimum(generator.zipf(1.3, 12) - 1, ITEMS // KINDS - 1)
+        items = np.unique(kinds * (ITEMS // KINDS) + places)[: generator.integers(3, 13)]
+        rows += [f"user{user},item{item}" for item in items]
+    path.write_text("\n".join(["user,item", *rows]) + "\n")
+
+
 def pairs(path: Path) -> None:
     """Coloured shapes and what they are; the category is the colour."""
     folder = path.with_suffix("")
@@ -123,9 +138,10 @@ def main() -> None:
     features(folder / "features", generator)
     images(folder / "images", generator)
     pairs(folder / "pairs.tsv")
+    bought(folder / "bought.csv", generator)
     queries(folder / "queries", generator)
     labels(folder / "labels", generator)
-    print(f"{folder}: rows.csv, features/, images/, pairs.tsv, queries/, labels/")
+    print(f"{folder}: rows.csv, features/, images/, bought.csv, pairs.tsv, queries/, labels/")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from scent_lightning.data import (
     FeatureDataModule,
     ImageTextDataModule,
     ImbalancedImageDataModule,
+    InteractionsDataModule,
     RankingDataModule,
     TabularRegressionDataModule,
 )
@@ -26,6 +27,7 @@ from scent_lightning.tasks import (
     MultiLabelTask,
     PartialAUCTask,
     RankingTask,
+    RetrievalTask,
 )
 
 TOWER = {"layers": 1, "width": 16}
@@ -185,11 +187,32 @@ def contrastive(folder, batch_size, drop_last=False):
     return task, data
 
 
+def recommendation(folder, batch_size, **arguments):
+    """Items of which some are in most batches, of 23 users who have some of them in common."""
+
+    def make(part):
+        generator = np.random.default_rng(0)
+        pairs = {
+            (int(u), int(i)) for u, i in zip(generator.integers(0, 23, 300), generator.zipf(1.3, 300) % 37, strict=True)
+        }
+        rows = [f"u{user},i{item}" for user, item in sorted(pairs)[:101]]
+        (part / "pairs.csv").write_text("\n".join(["user,item", *rows]))
+
+    once(folder / "pairs", make)
+    data = InteractionsDataModule(
+        str(folder / "pairs" / "pairs.csv"), query="user", item="item", leave_out="none", batch_size=batch_size
+    )
+    data.setup("fit")
+    sizes = data.num_queries, data.num_items, data.num_anchors
+    return RetrievalTask(*sizes, SCENT(2.0, max_log_weight=2.0), **{"dim": 8, "lr": 0.02, **arguments}), data
+
+
 SETTINGS = {
     "regression": regression,
     "classification": classification,
     "ranking": ranking,
     "contrastive": contrastive,
+    "recommendation": recommendation,
 }
 
 

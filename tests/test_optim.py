@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from scent_lightning.errors import InputError
-from scent_lightning.optim import RowSparseSGD, average_sparse_gradient, clip_gradients
+from scent_lightning.optim import RowSparseAdam, RowSparseSGD, average_sparse_gradient, clip_gradients
 from tests.helpers import in_two_processes
 
 
@@ -235,3 +235,79 @@ def test_a_limit_of_zero_or_less_does_not_clip(by, limit, sparse):
 def test_a_limit_must_be_a_number():
     with pytest.raises(InputError, match="max_value must be a number, got nan"):
         clip_gradients([start()], float("nan"))
+
+
+def embedded(rows, weight):
+    """A loss of some rows of a parameter, in which a row may occur several times."""
+    return torch.nn.functional.embedding(torch.tensor(rows), weight, sparse=True).pow(2).mul(torch.arange(1.0, 4)).sum()
+
+
+ROWS = [[3, 7, 3], [0, 8], [3], [7, 1, 1, 0], [3, 8], [5]]
+BETAS = [(0.9, 0.999), (0.0, 0.9), (0.5, 0.0)]
+
+
+@pytest.mark.parametrize("betas", BETAS)
+def test_adam_of_sparse_gradients_is_sparse_adam(betas):
+    torch.manual_seed(0)
+    start = torch.randn(9, 3)
+    weights = [start.clone().requires_grad_() for _ in range(2)]
+    optimizers = RowSparseAdam([weights[0]], lr=0.1, betas=betas), torch.optim.SparseAdam([weights[1]], 0.1, betas)
+    for rows in ROWS:
+        for weight, optimizer in zip(weights, optimizers, strict=True):
+            optimizer.zero_grad()
+            embedded(rows, weight).backward()
+            optimizer.step()
+        torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("betas", BETAS)
+def test_adam_of_dense_gradients_is_adam(betas, weight_decay):
+    torch.manual_seed(0)
+    start = torch.randn(4, 3)
+    weights = [start.clone().requires_grad_() for _ in range(2)]
+    options = {"lr": 0.1, "betas": betas, "weight_decay": weight_decay}
+    optimizers = RowSparseAdam([weights[0]], **options), torch.optim.Adam([weights[1]], **options)
+    for step in range(6):
+        for weight, optimizer in zip(weights, optimizers, strict=True):
+            optimizer.zero_grad()
+            (weight * (weight - step)).sum().backward()
+            optimizer.step()
+        torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-6)
+
+
+def test_adam_of_both_goes_on_from_its_state():
+    def fit(steps, state=None, weights=None):
+        torch.manual_seed(0)
+        table, dense = [w.clone().requires_grad_() for w in weights or (torch.randn(9, 3), torch.randn(3, 3))]
+        optimizer = RowSparseAdam([table, dense], lr=0.1, weight_decay=0.01)
+        if state is not None:
+            optimizer.load_state_dict(state)
+        for rows in steps:
+            optimizer.zero_grad()
+            (torch.nn.functional.embedding(torch.tensor(rows), table, sparse=True) @ dense).pow(2).sum().backward()
+            optimizer.step()
+        return [table.detach(), dense.detach()], optimizer.state_dict()
+
+    whole, state = fit(ROWS)
+    part, kept = fit(ROWS[:3])
+    resumed, after = fit(ROWS[3:], kept, part)
+    for one, other in zip(whole, resumed, strict=True):
+        assert torch.equal(one, other)
+    for number, values in state["state"].items():
+        for name, value in values.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(after["state"][number][name])), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lr": 0.0}, "lr must be a finite number above 0"),
+        ({"betas": (0.9, 1.0)}, r"each of betas must be a number in \[0, 1\), got 1.0"),
+        ({"eps": 0.0}, "eps must be a finite number above 0"),
+        ({"weight_decay": -1.0}, "weight_decay must be a finite number of at least 0"),
+    ],
+)
+def test_bad_arguments_of_adam(arguments, message):
+    with pytest.raises(InputError, match=message):
+        RowSparseAdam([torch.nn.Parameter(torch.ones(1))], **arguments)

@@ -13,16 +13,19 @@ from scent_lightning.data import (
     FeatureDataModule,
     ImageTextDataModule,
     ImbalancedImageDataModule,
+    InteractionsDataModule,
     TabularRegressionDataModule,
 )
 from scent_lightning.duals import MSVR, SOX
-from scent_lightning.tasks import CLIPTask, DRORegressionTask, ExtremeClassificationTask, PartialAUCTask
+from scent_lightning.tasks import CLIPTask, DRORegressionTask, ExtremeClassificationTask, PartialAUCTask, RetrievalTask
 from tests.helpers import ddp_trainer, quiet_trainer, under_trainers
-from tests.settings import ARCHITECTURE, SETTINGS, classification, letters, lists, moved_by
+from tests.settings import ARCHITECTURE, SETTINGS, classification, letters, lists, moved_by, recommendation
 
 GLOBAL_BATCH = 16  # of 101 rows: the last of an epoch's seven batches has 5, in uneven shares
 STEPS = {2: 100, 4: 35}  # four processes on fewer cores wait for each other more than they work
 THOROUGH = 200
+# Adam divides by the gradients' size, so that float32's rounding of small ones grows: in float64, but ν.
+PRECISION = {"contrastive": "64-true", "recommendation": "64-true"}
 
 
 def _fit(rank, folder, setting, world, precision, steps):
@@ -54,8 +57,7 @@ def assert_equal_states(folder, setting, thorough, precision="32-true", worlds=(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_same_weights_and_duals(name, tmp_path, thorough):
-    # AdamW divides by the gradients' size, so that float32's rounding of small ones grows: in float64, but ν.
-    assert_equal_states(tmp_path, SETTINGS[name], thorough, "64-true" if name == "contrastive" else "32-true")
+    assert_equal_states(tmp_path, SETTINGS[name], thorough, PRECISION.get(name, "32-true"))
 
 
 @pytest.mark.slow
@@ -70,10 +72,16 @@ def test_same_weights_and_duals_of_lists(tmp_path, thorough):
 
 
 @pytest.mark.slow
+def test_same_weights_and_duals_of_queries_with_mined_negatives(tmp_path, thorough):
+    options = {"anchor": "query", "num_mined": 3, "mask_hits": True, "include_target": True}
+    assert_equal_states(tmp_path, partial(recommendation, **options), thorough, "64-true", worlds=(2,))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_same_weights_and_duals_with_previous_weights(name, tmp_path, thorough):
     """The rows of a sparse gradient that are kept are those of all processes."""
-    setting, precision = moved_by(MSVR(0.5, 0.5), SETTINGS[name]), "64-true" if name == "contrastive" else "32-true"
+    setting, precision = moved_by(MSVR(0.5, 0.5), SETTINGS[name]), PRECISION.get(name, "32-true")
     assert_equal_states(tmp_path, setting, thorough, precision, worlds=(2,), steps={2: 25})
 
 
@@ -111,6 +119,17 @@ def _evaluations(folder):
         )
         L.seed_everything(3, verbose=False)
         yield CLIPTask(8, SOX(0.5), architecture=ARCHITECTURE), pairs
+        bought = [
+            f"u{row},i{row * i % 11},{s}" for row in range(rows) for i, s in ((1, "train"), (3, "test"), (5, "test"))
+        ]
+        (place / "bought.csv").write_text("\n".join(["user,item,split", *bought]))
+        items = InteractionsDataModule(
+            str(place / "bought.csv"), "user", "item", split="split", batch_size=1, eval_batch_size=16
+        )
+        L.seed_everything(3, verbose=False)
+        if rows > 1:  # of one row all items are seen
+            sizes = items.num_queries, items.num_items, items.num_anchors
+            yield RetrievalTask(*sizes, SOX(0.5), ks=(3,)), items
 
 
 def _evaluate(rank, folder, world):
@@ -129,8 +148,8 @@ def _evaluate(rank, folder, world):
 def test_every_row_is_evaluated_once(tmp_path):
     """Also where a process has no row."""
     alone = _evaluate(0, tmp_path, 1)
-    assert len(alone) == 11
+    assert len(alone) == 13
     for found in under_trainers(partial(_evaluate, folder=tmp_path, world=2), 2):
-        assert len(found) == 11
+        assert len(found) == 13
         for values, expected in zip(found, alone, strict=True):
             assert values == pytest.approx(expected, rel=1e-5, abs=1e-6)

@@ -6,6 +6,7 @@ from scent_lightning.callbacks.last_checkpoint import LastCheckpoint
 from scent_lightning.callbacks.prediction_writer import PredictionWriter
 from scent_lightning.callbacks.retrieval_panel import RetrievalPanel
 from scent_lightning.callbacks.roc_curve import ROCCurve
+from scent_lightning.callbacks.vector_export import VectorExport
 from scent_lightning.callbacks.zero_shot_benchmark import ZeroShotBenchmark
 from scent_lightning.callbacks.zero_shot_classification import ZeroShotClassification
 
@@ -16,6 +17,7 @@ __all__ = [
     "PredictionWriter",
     "ROCCurve",
     "RetrievalPanel",
+    "VectorExport",
     "ZeroShotBenchmark",
     "ZeroShotClassification",
 ]

@@ -9,6 +9,7 @@ from scent_lightning.data.features import FeatureDataModule, SyntheticFeatureDat
 from scent_lightning.data.image_text import ImageTextDataModule
 from scent_lightning.data.imbalanced import ImbalancedImageDataModule
 from scent_lightning.data.indexed import IndexedRows, IndexedTensorDataset, batch_loader
+from scent_lightning.data.interactions import Interactions, InteractionsDataModule
 from scent_lightning.data.ranking import RankingDataModule
 from scent_lightning.data.stratified import StratifiedBatchSampler
 from scent_lightning.data.tabular import TabularRegressionDataModule
@@ -22,6 +23,8 @@ __all__ = [
     "IndexedDataModule",
     "IndexedRows",
     "IndexedTensorDataset",
+    "Interactions",
+    "InteractionsDataModule",
     "RankingDataModule",
     "StratifiedBatchSampler",
     "SyntheticFeatureDataModule",

@@ -14,7 +14,17 @@ from scent_lightning.metrics.partial_auc import (
     roc_curve,
     two_way_partial_auc,
 )
-from scent_lightning.metrics.ranking import GradedNDCG, ListMRR, graded_ndcg, reciprocal_rank
+from scent_lightning.metrics.ranking import GradedNDCG, ListMRR, graded_ndcg, list_reciprocal_rank
+from scent_lightning.metrics.ranks import (
+    RankHitRate,
+    RankNDCG,
+    RankRecall,
+    ReciprocalRank,
+    rank_hit_rate,
+    rank_ndcg,
+    rank_recall,
+    reciprocal_rank,
+)
 from scent_lightning.metrics.retrieval import CaptionRecall, RetrievalRecall, retrieval_ranks
 from scent_lightning.metrics.top_k import TopKAccuracy
 from scent_lightning.metrics.zero_shot import ZeroShotAccuracy
@@ -28,14 +38,22 @@ __all__ = [
     "PartialAUCObjective",
     "PrecisionAtK",
     "PropensityScoredPrecision",
+    "RankHitRate",
+    "RankNDCG",
+    "RankRecall",
     "RecallAtK",
+    "ReciprocalRank",
     "RetrievalRecall",
     "TopKAccuracy",
     "TwoWayPartialAUC",
     "ZeroShotAccuracy",
     "graded_ndcg",
     "label_propensities",
+    "list_reciprocal_rank",
     "partial_auc_objective",
+    "rank_hit_rate",
+    "rank_ndcg",
+    "rank_recall",
     "reciprocal_rank",
     "retrieval_ranks",
     "roc_curve",

@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from scent_lightning.functional import at_least_float32
 from scent_lightning.validation import checked_choice, checked_integer
 
-__all__ = ["Gain", "GradedNDCG", "ListMRR", "gain_of", "graded_ndcg", "reciprocal_rank"]
+__all__ = ["Gain", "GradedNDCG", "ListMRR", "gain_of", "graded_ndcg", "list_reciprocal_rank"]
 
 Gain = Literal["exponential", "linear"]
 
@@ -61,7 +61,7 @@ def _shared(discount: Tensor, ordered: Tensor) -> Tensor:
     return (sums / sizes.clamp(min=1)).gather(1, group)
 
 
-def reciprocal_rank(scores: Tensor, relevance: Tensor, mask: Tensor) -> Tensor:
+def list_reciprocal_rank(scores: Tensor, relevance: Tensor, mask: Tensor) -> Tensor:
     """One over the place of the first document that is relevant at all; others of equal score come before it.
 
     Args:
@@ -74,7 +74,7 @@ def reciprocal_rank(scores: Tensor, relevance: Tensor, mask: Tensor) -> Tensor:
 
     Example:
         >>> mask = torch.ones(1, 3, dtype=torch.bool)
-        >>> reciprocal_rank(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[0.0, 1.0, 2.0]]), mask)
+        >>> list_reciprocal_rank(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[0.0, 1.0, 2.0]]), mask)
         tensor([0.5000])
     """
     scores = at_least_float32(scores)
@@ -156,7 +156,7 @@ class GradedNDCG(_MeanOfLists):
 
 
 class ListMRR(_MeanOfLists):
-    """Mean reciprocal rank over lists with a relevant document, see :func:`reciprocal_rank`.
+    """Mean reciprocal rank over lists with a relevant document, see :func:`list_reciprocal_rank`.
 
     Attributes:
         left_out: number of lists without a relevant document.
@@ -164,4 +164,4 @@ class ListMRR(_MeanOfLists):
 
     def of_lists(self, scores: Tensor, relevance: Tensor, mask: Tensor) -> Tensor:
         """Reciprocal rank of each list."""
-        return reciprocal_rank(scores, relevance, mask)
+        return list_reciprocal_rank(scores, relevance, mask)

@@ -7,6 +7,7 @@ from scent_lightning.tasks.extreme_classification import ExtremeClassificationTa
 from scent_lightning.tasks.multi_label import MultiLabelTask
 from scent_lightning.tasks.partial_auc import PartialAUCTask
 from scent_lightning.tasks.ranking import RankingTask
+from scent_lightning.tasks.retrieval import RetrievalTask
 
 __all__ = [
     "BaseTask",
@@ -16,4 +17,5 @@ __all__ = [
     "MultiLabelTask",
     "PartialAUCTask",
     "RankingTask",
+    "RetrievalTask",
 ]

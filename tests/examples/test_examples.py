@@ -38,6 +38,24 @@ def test_custom_task_and_its_figure(tmp_path):
 
 
 @pytest.mark.slow
+def test_corrected_negatives_of_ones_own(tmp_path):
+    lines = script(tmp_path, "softmax_by_hand.py").splitlines()
+    plain, corrected = (float(line.split()[-1]) for line in lines if "cross-entropy" in line)
+    assert corrected < 0.9 * plain
+
+
+@pytest.mark.slow
+def test_known_optimum_of_the_softmax(tmp_path):
+    """Few rows and classes; a second call takes what the first has left."""
+    few = ["--rows", 600, "--classes", 20, "--epochs", 20, "--out", tmp_path / "runs"]
+    lasts = [script(tmp_path, "softmax_known_optimum.py", *few).strip().splitlines()[-1] for _ in range(2)]
+    assert lasts[0] == lasts[1]
+    found = json.loads(lasts[0])
+    assert set(found["above"]) == {"BSGD", "SCENT", "BSGD corrected", "SCENT corrected"}
+    assert 0 <= found["above"]["SCENT corrected"] < 0.1
+
+
+@pytest.mark.slow
 def test_trainer_overhead_prints_its_figures(tmp_path):
     """Runs without arguments on any machine; here with few epochs, and on random rows of the same size."""
     output = script(
@@ -471,3 +489,22 @@ def test_moments_of_the_cut_gaussian(monkeypatch):
     assert law.mean == pytest.approx(z.mean().item(), rel=2e-3)
     assert law.variance == pytest.approx(z.var().item(), rel=1e-2)
     assert law.excess == pytest.approx(math.exp(0.25) - 1, rel=1e-2)
+
+
+@pytest.mark.slow
+def test_comparison_on_recommendation(tmp_path, data_dir):
+    arguments = ["--epochs", 1, "--rates", 0.03, "--methods", "SCENT", "--kinds", "corrected", "--out", tmp_path]
+    output = script(tmp_path, "compare_retrieval.py", *arguments, SCENT_LIGHTNING_DATA=str(data_dir))
+    found = json.loads(output.strip().splitlines()[-1])
+    assert found["full"] is None
+    assert found["corrected"]["SCENT"] > 0.3  # as much as the most popular items have
+    assert "the most popular items: recall@20 0.320" in output
+    assert (tmp_path / "debian_dependencies.png").is_file()
+
+
+@pytest.mark.slow
+def test_benchmark_of_retrieval_prints_its_figures(tmp_path):
+    few = ["--items", 1000, 100_000, "--steps", 10]
+    figures = json.loads(script(tmp_path, "benchmarks/retrieval_step.py", *few).strip().splitlines()[-1])
+    assert set(figures) == {"step_ratio", "ms_per_step"}
+    assert 0 < figures["step_ratio"] < 3

@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import ndcg_score
 
 from scent_lightning.errors import InputError
-from scent_lightning.metrics import GradedNDCG, ListMRR, graded_ndcg, reciprocal_rank
+from scent_lightning.metrics import GradedNDCG, ListMRR, graded_ndcg, list_reciprocal_rank
 from tests.helpers import in_two_processes
 
 
@@ -43,7 +43,7 @@ def test_ndcg_is_scikit_learns(distinct, k, gain):
 @pytest.mark.parametrize("distinct", [None, 1])
 def test_reciprocal_rank(distinct):
     scores, relevance, mask = lists(1, distinct=distinct)
-    found = reciprocal_rank(scores, relevance, mask)
+    found = list_reciprocal_rank(scores, relevance, mask)
     for row, (score, relevant, there) in enumerate(zip(scores, relevance, mask, strict=True)):
         documents = [(-s.item(), r.item() > 0) for s, r in zip(score[there], relevant[there], strict=True)]
         places = [place for place, (_, right) in enumerate(sorted(documents), start=1) if right]
@@ -51,7 +51,7 @@ def test_reciprocal_rank(distinct):
 
 
 @pytest.mark.parametrize(
-    ("make", "of_lists"), [(lambda: GradedNDCG(3), lambda *x: graded_ndcg(*x, 3)), (ListMRR, reciprocal_rank)]
+    ("make", "of_lists"), [(lambda: GradedNDCG(3), lambda *x: graded_ndcg(*x, 3)), (ListMRR, list_reciprocal_rank)]
 )
 def test_metrics_are_means_over_all_batches(make, of_lists):
     metric = make()
