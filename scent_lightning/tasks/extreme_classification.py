@@ -261,13 +261,17 @@ class ExtremeClassificationTask(RowSparseTask):
             log_sum = step.log_mean + math.log(head.num_classes - 1)
             self.log("train/cross_entropy", (log_sum if head.include_target else softplus(log_sum)).mean())
             return
-        features, labels = self._features_of_batch, self._labels_here
+        features = self._features_of_batch
         at_most = LOGGED_PRODUCTS if features.device.type == "cpu" else LOGGED_PRODUCTS_OF_A_GPU
         rows = min(at_most // head.weight.numel(), len(features))
         if rows > 0:
             with torch.no_grad():
-                found = cross_entropy_and_rank(head, features[:rows], labels[:rows], self.class_chunk)[0]
-            self.log("train/cross_entropy", found.mean())
+                self.log("train/cross_entropy", self._exact_of_batch(features[:rows]))
+
+    def _exact_of_batch(self, features: Tensor) -> Tensor:
+        """Mean softmax cross-entropy of the first rows of the latest batch, whose features these are."""
+        labels = self._labels_here[: len(features)]
+        return cross_entropy_and_rank(self.head, features, labels, self.class_chunk)[0].mean()
 
     def _samples(self, inputs: Tensor, labels: Any) -> tuple[Samples, Samples]:
         """The loss's, and those that move ν."""

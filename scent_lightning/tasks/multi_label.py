@@ -97,6 +97,8 @@ class MultiLabelTask(ExtremeClassificationTask):
         True
     """
 
+    _answers_of_batch: Answers
+
     def __init__(
         self,
         num_features: int,
@@ -264,7 +266,7 @@ class MultiLabelTask(ExtremeClassificationTask):
             everyone = distributed.of_all_processes(torch.cat([of_batch, of_batch.new_full((rows,), -1)]))
             of_batch = everyone[everyone >= 0]
             rows = len(everyone) - len(of_batch)
-        self.__dict__["_labels_of_batch"] = of_batch
+        self.__dict__.update(_features_of_batch=features.detach(), _answers_of_batch=answers, _labels_of_batch=of_batch)
         draws = self.draws_of_step() if self.head.negatives == "uniform" else None
         try:
             samples = answer_scores(self.head, features, answers, of_batch, rows, draws)
@@ -272,6 +274,13 @@ class MultiLabelTask(ExtremeClassificationTask):
             self._check_classes(of_batch)  # only now: it costs nothing otherwise
             raise
         return samples, samples
+
+    def _exact_of_batch(self, features: Tensor) -> Tensor:
+        classes, weights, _ = self._answers_of_batch
+        rows = slice(len(features))
+        answers = Answers(classes[rows], None if weights is None else weights[rows])
+        losses, _ = cross_entropy_and_most_probable(self.head, features, answers, 1, self.class_chunk)
+        return losses.nanmean()
 
     def _checked(self, answers: Answers, rows: int) -> Answers:
         classes, weights, hard = answers

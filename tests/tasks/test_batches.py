@@ -170,7 +170,7 @@ TASKS = {
 def test_a_batch_without_its_index(name):
     make, batch = TASKS[name]
     task = make()
-    for wrong, got in ((batch[:2], "2 part"), ([*batch, INDEX], "4 part"), ({"a": 1}, "dict")):
+    for wrong, got in ((batch[:2], "2 part"), ([*batch, INDEX, INDEX], "5 part"), ({"a": 1}, "dict")):
         for step in (task.training_step, task.validation_step):
             with pytest.raises(InputError, match=rf"a batch must be \(.*, index\), .* got {got}"):
                 step(wrong, 0)

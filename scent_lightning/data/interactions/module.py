@@ -115,11 +115,13 @@ class InteractionsDataModule(IndexedDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, num_workers)
-        self.columns = Columns(query, item, query_text, item_text, split, time)
+        columns = {"query": query, "item": item, "query_text": query_text, "item_text": item_text}
+        columns |= {"split": split, "time": time}
+        self.columns = Columns(**columns)
         known = KNOWN.get(dataset)
         if known is not None:
-            for name, value in {**self.columns._asdict(), "val_file": val_file, "test_file": test_file}.items():
-                if value is not None:
+            for name, taken in {**columns, "val_file": val_file, "test_file": test_file}.items():
+                if taken is not None:
                     raise InputError(f"{name} is part of the data set {dataset!r}; leave it out")
             leave_out = leave_out or known.leave_out  # type: ignore[assignment]
             query_ngrams, item_ngrams = query_ngrams or known.query_ngrams, item_ngrams or known.item_ngrams
