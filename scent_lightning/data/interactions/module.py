@@ -129,9 +129,9 @@ class InteractionsDataModule(IndexedDataModule):
         if given and leave_out not in (None, "none"):
             raise InputError(f"leave_out {leave_out!r} does not go with splits that are given")
         checked_choice("leave_out", leave_out or "one", get_args(LeaveOut))
-        for name, value in (("query_ngrams", query_ngrams), ("item_ngrams", item_ngrams)):
-            if value is not None:
-                checked_choice(name, value, get_args(NGrams))
+        for name, ngrams in (("query_ngrams", query_ngrams), ("item_ngrams", item_ngrams)):
+            if ngrams is not None:
+                checked_choice(name, ngrams, get_args(NGrams))
         if leave_out == "query" and query_ngrams is None:
             raise InputError("leave_out 'query' needs query_ngrams: a query that is a number alone cannot be new")
         for name, value in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
