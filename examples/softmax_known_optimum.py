@@ -4,8 +4,8 @@
 follow Zipf's law, and one row of each class besides: the first has some 1,100 rows, hundreds have one or two. The
 softmax cross-entropy of the training rows is convex in the weights, and its minimum is found by L-BFGS in float64. Then
 each method trains for the same epochs with in-batch negatives, batches of 128 rows and the own class in the sum, and
-its exact cross-entropy over all classes is compared with the minimum: SCENT with its step size found and BSGD, each plain and
-corrected.
+its exact cross-entropy over all classes is compared with the minimum: SCENT with its step size found and BSGD, each
+plain and corrected.
 
 Plain, the classes of a batch stand for all of them, and frequent ones are in every batch: what is minimised is another
 loss. Corrected, the mean over the batch is right in expectation; BSGD still has the bias of its logarithm.
