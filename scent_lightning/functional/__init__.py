@@ -45,7 +45,6 @@ from scent_lightning.functional.right_answers import (
     scores_of_answers,
     shares_of,
 )
-from scent_lightning.functional.softmax import softmax_cross_entropy, softmax_cross_entropy_estimate
 from scent_lightning.functional.steps import (
     asgd_step,
     guard,
@@ -100,8 +99,6 @@ __all__ = [
     "scores_of_answers",
     "shares_of",
     "shift_by_largest",
-    "softmax_cross_entropy",
-    "softmax_cross_entropy_estimate",
     "softplus_asgd_step",
     "softplus_objective",
     "sox_step",

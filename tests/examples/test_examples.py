@@ -38,6 +38,24 @@ def test_custom_task_and_its_figure(tmp_path):
 
 
 @pytest.mark.slow
+def test_corrected_negatives_of_ones_own(tmp_path):
+    lines = script(tmp_path, "softmax_by_hand.py").splitlines()
+    plain, corrected = (float(line.split()[-1]) for line in lines if "cross-entropy" in line)
+    assert corrected < 0.9 * plain
+
+
+@pytest.mark.slow
+def test_known_optimum_of_the_softmax(tmp_path):
+    """Few rows and classes; a second call takes what the first has left."""
+    few = ["--rows", 600, "--classes", 20, "--epochs", 20, "--out", tmp_path / "runs"]
+    lasts = [script(tmp_path, "softmax_known_optimum.py", *few).strip().splitlines()[-1] for _ in range(2)]
+    assert lasts[0] == lasts[1]
+    found = json.loads(lasts[0])
+    assert set(found["above"]) == {"BSGD", "SCENT", "BSGD corrected", "SCENT corrected"}
+    assert 0 <= found["above"]["SCENT corrected"] < 0.1
+
+
+@pytest.mark.slow
 def test_trainer_overhead_prints_its_figures(tmp_path):
     """Runs without arguments on any machine; here with few epochs, and on random rows of the same size."""
     output = script(

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from scent_lightning.data import FeatureDataModule, IndexedTensorDataset, SyntheticFeatureDataModule, batch_loader
-from scent_lightning.duals import BSGD, MSVR, SCENT, SOX, DenseScores, SoftplusASGD
+from scent_lightning.duals import BSGD, MSVR, SCENT, DenseScores, SoftplusASGD
 from scent_lightning.errors import InputError
+from scent_lightning.modules.class_chunks import cross_entropy_and_rank
 from scent_lightning.tasks import ExtremeClassificationTask
 from tests.helpers import quiet_trainer
 
@@ -52,6 +53,19 @@ def test_counts_come_from_the_data_module_and_are_in_the_checkpoint(folder):
     # Without a correction nobody asks for them, and such a checkpoint is loaded all the same.
     plain = ExtremeClassificationTask.load_from_checkpoint(folder / "a.ckpt", correction="none")
     quiet_trainer(max_steps=2).fit(plain, datamodule=FeatureDataModule(str(folder), batch_size=32))
+
+
+def test_run_that_began_without_a_correction(tmp_path):
+    """It goes on, with a warning; and in silence where it stays without."""
+    loader = batch_loader(IndexedTensorDataset(*rows_of()), 40, True)
+    trainer = quiet_trainer(max_epochs=1)
+    trainer.fit(task_of(correction="none"), loader)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    with pytest.warns(UserWarning, match="whose in-batch negatives were not corrected, and this one corrects them"):
+        quiet_trainer(max_epochs=2).fit(task_of(), loader, ckpt_path=tmp_path / "a.ckpt")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the checkpoint is of a run")
+        quiet_trainer(max_epochs=2).fit(task_of(correction="none"), loader, ckpt_path=tmp_path / "a.ckpt")
 
 
 @pytest.mark.parametrize("zipf_exponent", [0.0, 1.0])
@@ -131,8 +145,8 @@ def test_a_subclass_and_every_update_get_the_same_scores(dual, options):
     assert torch.equal(mask, expected.mask)
 
 
-def logged(task, epochs, rows, **more):
-    """Estimates of the last epoch, and the exact cross-entropy of the training rows at its end."""
+def logged(task, epochs, rows):
+    """What is logged in the last epoch, and the exact cross-entropy of the training rows at its end."""
     found = []
 
     class Look(L.Callback):
@@ -142,51 +156,49 @@ def logged(task, epochs, rows, **more):
 
     L.seed_everything(0, verbose=False)
     trainer = quiet_trainer(max_epochs=epochs, log_every_n_steps=1, callbacks=[Look()])
-    trainer.fit(task, batch_loader(IndexedTensorDataset(*rows), 40, True), **more)
+    trainer.fit(task, batch_loader(IndexedTensorDataset(*rows), 40, True))
     with torch.no_grad():
         return found, task.exact_cross_entropy(*rows)[0].mean().item()
 
 
-@pytest.mark.parametrize(
-    ("negatives", "dual", "include_target"),
-    [
-        ("in_batch", SCENT(), False),
-        ("in_batch", SCENT(), True),
-        ("uniform", SCENT(), True),
-        ("in_batch", SOX(0.3), False),
-    ],
-)
-def test_estimate_of_the_cross_entropy_at_the_end_of_a_run(negatives, dual, include_target):
-    task = task_of(dual, negatives=negatives, num_negatives=8, include_target=include_target)
-    found, exact = logged(task, 25, rows_of())
-    assert statistics.mean(found) == pytest.approx(exact, rel=0.08)
+OPTIONS = [
+    {"correction": "none"},
+    {"include_target": True},
+    {"independent_sample": True},
+    {"negatives": "uniform", "num_negatives": 4},
+    {"negatives": "all"},
+    {"negatives": "all", "include_target": True},
+    {"negatives": "all", "normalize": True, "margin": 0.2, "scale": 4.0},
+    {"normalize": True, "margin": 0.2, "margin_type": "angular", "scale": 4.0},
+]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"correction": "none"},
-        {"normalize": True, "margin": 0.2},
-        {"negatives": "all", "normalize": True, "margin": 0.2},
-    ],
-)
-def test_what_is_no_estimate_is_not_logged(options):
-    assert logged(task_of(**options), 2, rows_of())[0] == []
-
-
-def test_first_epoch_has_none():
-    """An anchor without a ν says nothing of its own yet."""
-    assert logged(task_of(), 1, rows_of())[0] == []
-    assert len(logged(task_of(negatives="all"), 1, rows_of())[0]) == 10
-
-
-@pytest.mark.parametrize("include_target", [False, True])
-def test_exact_cross_entropy_of_all_classes(include_target):
-    features, labels = rows_of()
-    task = task_of(BSGD(), negatives="all", include_target=include_target, lr=1e-6)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_cross_entropy_of_a_batch_is_exact_whatever_is_scored(options):
+    """Each row is in one batch of the epoch; the weights do hardly move."""
+    task = task_of(MSVR(0.5, 0.5), lr=1e-6, **options)
     torch.nn.init.normal_(task.head.weight, generator=torch.Generator().manual_seed(0))
-    found, exact = logged(task, 1, (features, labels))
-    assert statistics.mean(found) == pytest.approx(exact, rel=1e-4)
+    found, exact = logged(task, 1, rows_of())
+    assert len(found) == 10
+    assert statistics.mean(found) == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize(("products", "rows"), [(10 * K * D, 10), (K * D, 1), (K * D - 1, 0), (10**9, 40)])
+def test_rows_that_are_logged_are_as_many_as_cost_little(products, rows, monkeypatch):
+    monkeypatch.setattr("scent_lightning.tasks.extreme_classification.LOGGED_PRODUCTS", products)
+    seen = []
+    exact = "scent_lightning.tasks.extreme_classification.cross_entropy_and_rank"
+
+    def spy(head, features, labels, chunk):
+        seen.append(len(features))
+        return cross_entropy_and_rank(head, features, labels, chunk)
+
+    monkeypatch.setattr(exact, spy)
+    task = task_of()
+    trainer = quiet_trainer(max_steps=1, log_every_n_steps=1)
+    trainer.fit(task, batch_loader(IndexedTensorDataset(*rows_of()), 40, True))
+    assert seen == [rows] * (rows > 0)
+    assert ("train/cross_entropy" in trainer.callback_metrics) == (rows > 0)
 
 
 def test_with_the_own_class_the_loss_is_the_cross_entropy_and_bounded():
