@@ -35,7 +35,8 @@ class IndexedDataModule(L.LightningDataModule):
     Further methods may say more: :meth:`summary` and :meth:`note` what was read, :meth:`learned` what was learned from
     the training rows (columns, a scaling), which a checkpoint holds and ``restored`` hands back, and
     :meth:`fingerprint` what the rows are. The sizes that a task asks for, such as ``num_features`` and ``num_classes``,
-    are properties of those names; the command line hands them on.
+    are properties of those names; the command line hands them on. A property ``class_counts``, the training rows of
+    each class, tells a loss over the classes of a batch how frequent they are.
 
     Args:
         batch_size: rows of a training batch, in each process.

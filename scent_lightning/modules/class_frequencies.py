@@ -48,6 +48,7 @@ class ClassFrequencies(nn.Module):
         # No buffers: DDP would send them at each step, and averages of the weights would average them.
         self._counts: Tensor | None = None
         self._rows = 0
+        self._ones = torch.ones(0, dtype=torch.int64)
         self._tables: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
     def extra_repr(self) -> str:  # noqa: D102
@@ -99,8 +100,11 @@ class ClassFrequencies(nn.Module):
         if self.are_given:
             return
         counts = self._on(labels.device)
-        counts.index_add_(0, labels, torch.ones_like(labels))
-        self._rows += len(labels)
+        if self._ones.shape != labels.shape or self._ones.device != labels.device:
+            self._ones = torch.ones_like(labels)
+        counts.index_add_(0, labels, self._ones)
+        # Not by way of nn.Module's __setattr__, which looks for parameters first.
+        self.__dict__["_rows"] += len(labels)
 
     def log_inclusion(self, classes: Tensor, others: int) -> Tensor:
         """Log of the probability that a class is among the other rows of an anchor's batch.
@@ -114,7 +118,7 @@ class ClassFrequencies(nn.Module):
         """
         if self.are_given:
             return -self._table(others, wide_dtype(classes.device), classes.device).index_select(0, classes)
-        return -self._minus_estimates(classes, others)
+        return self._log_estimates(classes, others)
 
     def offsets(self, classes: Tensor, others: int, dtype: torch.dtype) -> Tensor:
         r"""What the score of each class of a batch gets, so that their mean estimates the mean over all other classes.
@@ -132,7 +136,7 @@ class ClassFrequencies(nn.Module):
         share = math.log(max(len(classes) - 1, 1) / (self.num_classes - 1))
         if self.are_given:
             return self._table(others, dtype, classes.device).index_select(0, classes).add_(share)
-        return self._minus_estimates(classes, others).add_(share).to(dtype)
+        return self._log_estimates(classes, others).neg_().add_(share).to(dtype)
 
     def without_row(self, labels: Tensor) -> Tensor:
         """Those of the labels of which there is no training row by the counts that were given."""
@@ -159,11 +163,11 @@ class ClassFrequencies(nn.Module):
             self._tables[key] = -log_inclusion_probability(counts, rows, min(others, rows)).to(dtype)
         return self._tables[key]
 
-    def _minus_estimates(self, classes: Tensor, others: int) -> Tensor:
-        """−log(1 − (1 − p)^others) for the estimated frequencies p, in few calls: this is done at each step."""
-        seen = self._on(classes.device).index_select(0, classes).to(wide_dtype(classes.device))
-        p = seen.add_(UNSEEN).mul_(1 / (self._rows + UNSEEN * self.num_classes))
-        return p.neg_().log1p_().mul_(others).expm1_().neg_().log_().neg_()
+    def _log_estimates(self, classes: Tensor, others: int) -> Tensor:
+        """log(1 − (1 − p)^others) for the estimated frequencies p, in few calls: this is done at each step."""
+        p = self._on(classes.device).index_select(0, classes).to(wide_dtype(classes.device)).add_(UNSEEN)
+        p.mul_(-1 / (self._rows + UNSEEN * self.num_classes))
+        return p.log1p_().mul_(others).expm1_().neg_().log_()
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]

@@ -44,7 +44,8 @@ class ClassSampledLinear(nn.Module):
 
     **The own class in the sum.** Without it the loss falls without end where classes are apart: the "decoupled" loss of
     contrastive learning (Yeh et al. 2022). ``include_target`` has :math:`\log(\frac{1}{K - 1} + \ldots)`, which is the
-    softmax cross-entropy less log(K − 1), bounded below, and whose gradient fades where a row is right.
+    softmax cross-entropy less log(K − 1), bounded below, and whose gradient fades where a row is right. Many classes
+    that are apart train faster without it; few classes, or classes that overlap, are wrong without it.
 
     **Margins** on the own class, see :mod:`scent_lightning.modules.margins`: only :meth:`forward` and :meth:`samples`
     have them, not the :meth:`logits` of evaluation.

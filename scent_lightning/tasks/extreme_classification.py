@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.optim import Optimizer
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import MeanMetric
 
 from scent_lightning import distributed
 from scent_lightning.duals import DenseScores, DualUpdate, DualVariable, DualVariableMixin, Samples
@@ -87,21 +87,17 @@ class ExtremeClassificationTask(RowSparseTask):
         normalize: scale features and class weights to unit norm.
         scale: multiplies the scores, above 0.
         backbone: maps the batch's inputs to features ``(B, D)``; None takes the inputs as they are.
-        lr: learning rate of SGD, above 0; None: 5 for each class with the proximal step, as a class is in few batches,
-            else 1.
-        momentum: momentum of SGD, in [0, 1); on the class weights it decays lazily, see
-            :class:`~scent_lightning.optim.RowSparseSGD`.
+        lr: learning rate of SGD, above 0; None: 5 for each class with the proximal step, else 1.
+        momentum: momentum of SGD, in [0, 1); lazy on class weights, see :class:`~scent_lightning.optim.RowSparseSGD`.
         weight_decay: L2 penalty of SGD, at least 0; on the class weights that are touched.
         optimizer: another optimiser by class path, with its own settings; replaces the three above. It must take sparse
             gradients (``torch.optim.SparseAdam``) unless ``negatives`` is "all".
-        lr_schedule: "cosine" (to 0 over the run), "geometric" (to a ten-thousandth of it, the same factor each step),
-            "constant" or "step" (a tenth after each third of the run); None: "cosine".
+        lr_schedule: "cosine", "geometric", "constant" or "step", see :class:`BaseTask`; None: "cosine".
         warmup_epochs: epochs in which the rate rises first, at most a fifth of the run; None: 0.
         top_k: number of classes that ``predict`` gives.
         class_chunk: classes scored at a time in evaluation; memory is batch × ``class_chunk`` numbers.
         dual_placement: "module" keeps the table of ν on the module's device, "cpu" in main memory.
-        weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows, in place of
-            clipping; "gradient" leaves the gradients alone. See :mod:`scent_lightning.duals.weight_step`.
+        weight_step: "proximal" or "gradient", see :class:`BaseTask` and :mod:`scent_lightning.duals.weight_step`.
         independent_sample: move ν by other negatives than those of the gradient, as the analysis has it (Wei et al.
             2026, algorithm 1): "uniform" draws twice, "in_batch" splits the batch's classes at random in two halves.
         correction: "frequency" weighs in-batch negatives by how probable they are; "none" is the paper's. Negatives
@@ -119,8 +115,8 @@ class ExtremeClassificationTask(RowSparseTask):
         >>> import torch
         >>> from scent_lightning.duals import SCENT
         >>> task = ExtremeClassificationTask(8, num_classes=1000, num_anchors=50, dual=SCENT(log_alpha=0.0))
-        >>> batch = (torch.randn(4, 8), torch.tensor([3, 17, 999, 3]), torch.tensor([0, 1, 2, 3]))
-        >>> task.training_step(batch, 0).item()
+        >>> batch = (torch.randn(4, 8), torch.tensor([3, 17, 999, 4]), torch.tensor([0, 1, 2, 3]))
+        >>> round(task.training_step(batch, 0).item(), 2)
         0.0
     """
 
@@ -177,15 +173,9 @@ class ExtremeClassificationTask(RowSparseTask):
         # Of the latest batch: features and labels here, and labels in all processes.
         self._features_of_batch = torch.empty(0, num_features)
         self._labels_here = self._labels_of_batch = torch.empty(0, dtype=torch.int64)
-        self.add_metrics(*self.configure_metrics())
+        metrics = {"cross_entropy": MeanMetric(), "top1": TopKAccuracy(1), "top5": TopKAccuracy(5)}
+        self.add_metrics(metrics, prog_bar=["cross_entropy", "top1"])
         self.add_placeholder()
-
-    def configure_metrics(self) -> tuple[dict[str, Metric], list[str]]:
-        """Metrics by name, and those that the progress bar shows."""
-        return {"cross_entropy": MeanMetric(), "top1": TopKAccuracy(1), "top5": TopKAccuracy(5)}, [
-            "cross_entropy",
-            "top1",
-        ]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Features, shape ``(B, D)``, of a batch of inputs."""
@@ -266,12 +256,11 @@ class ExtremeClassificationTask(RowSparseTask):
         rows = min(at_most // head.weight.numel(), len(features))
         if rows > 0:
             with torch.no_grad():
-                self.log("train/cross_entropy", self._exact_of_batch(features[:rows]))
+                self.log("train/cross_entropy", self._exact_losses(features, labels, rows).nanmean())
 
-    def _exact_of_batch(self, features: Tensor) -> Tensor:
-        """Mean softmax cross-entropy of the first rows of the latest batch, whose features these are."""
-        labels = self._labels_here[: len(features)]
-        return cross_entropy_and_rank(self.head, features, labels, self.class_chunk)[0].mean()
+    def _exact_losses(self, features: Tensor, labels: Any, rows: int) -> Tensor:
+        """Softmax cross-entropy of the first rows of a batch, shape ``(rows,)``; NaN where nothing is right."""
+        return cross_entropy_and_rank(self.head, features[:rows], labels[:rows], self.class_chunk)[0]
 
     def _samples(self, inputs: Tensor, labels: Any) -> tuple[Samples, Samples]:
         """The loss's, and those that move ν."""

@@ -46,8 +46,8 @@ class MultiLabelTask(ExtremeClassificationTask):
     shape, at least 0. A row without a right class adds nothing. :class:`~scent_lightning.data.FeatureDataModule` gives
     them where the labels are a matrix.
 
-    Logs ``train/loss`` (dual objective) and an estimate of the softmax cross-entropy as ``train/cross_entropy`` (exact
-    where all classes are scored). For validation and test it logs, over all classes and exact, ``…/cross_entropy``,
+    Logs ``train/loss`` (dual objective) and the exact softmax cross-entropy of a batch, or of some of its rows, as
+    ``train/cross_entropy``. For validation and test it logs, over all classes and exact, ``…/cross_entropy``,
     ``…/precision@k``, ``…/psp@k`` (propensity-scored precision; NaN where the data module does not say how frequent the
     classes are) and ``…/recall@k``. Rows without a right class are left out. ``predict`` gives the most probable
     classes.
@@ -96,8 +96,6 @@ class MultiLabelTask(ExtremeClassificationTask):
         >>> math.isclose(task.training_step(batch, 0).item() + math.log(99), math.log(100), rel_tol=1e-6)
         True
     """
-
-    _answers_of_batch: Answers
 
     def __init__(
         self,
@@ -154,6 +152,10 @@ class MultiLabelTask(ExtremeClassificationTask):
             correction=correction,
             include_target=True,  # they are in the sum
         )
+        metrics: dict[str, Metric] = {"cross_entropy": MeanMetric()}
+        for name, kind in (("precision", PrecisionAtK), ("psp", PropensityScoredPrecision), ("recall", RecallAtK)):
+            metrics |= {f"{name}@{k}": kind(k) for k in self._ks}
+        self.add_metrics(metrics, prog_bar=["cross_entropy", f"precision@{self._ks[0]}"])
         self.propensity_a = checked_number("propensity_a", propensity_a, above=0)
         self.propensity_b = checked_number("propensity_b", propensity_b, above=0)
         self._propensities: Tensor | None = None
@@ -169,13 +171,6 @@ class MultiLabelTask(ExtremeClassificationTask):
             self.hard_negatives.put(torch.arange(num_anchors), given)
         elif self._mines:
             self.hard_negatives = HardNegatives(num_anchors, min(hard_negatives, num_classes - 1))
-
-    def configure_metrics(self) -> tuple[dict[str, Metric], list[str]]:
-        """Cross-entropy and those of the first k classes."""
-        found: dict[str, Metric] = {"cross_entropy": MeanMetric()}
-        for name, kind in (("precision", PrecisionAtK), ("psp", PropensityScoredPrecision), ("recall", RecallAtK)):
-            found |= {f"{name}@{k}": kind(k) for k in self._ks}
-        return found, ["cross_entropy", f"precision@{self._ks[0]}"]
 
     def on_fit_start(self) -> None:
         """The data module says how frequent the classes are: for the correction, and for the propensities."""
@@ -266,7 +261,8 @@ class MultiLabelTask(ExtremeClassificationTask):
             everyone = distributed.of_all_processes(torch.cat([of_batch, of_batch.new_full((rows,), -1)]))
             of_batch = everyone[everyone >= 0]
             rows = len(everyone) - len(of_batch)
-        self.__dict__.update(_features_of_batch=features.detach(), _answers_of_batch=answers, _labels_of_batch=of_batch)
+        # Not by way of nn.Module's __setattr__, which looks for parameters first.
+        self.__dict__.update(_features_of_batch=features.detach(), _labels_here=answers, _labels_of_batch=of_batch)
         draws = self.draws_of_step() if self.head.negatives == "uniform" else None
         try:
             samples = answer_scores(self.head, features, answers, of_batch, rows, draws)
@@ -274,13 +270,6 @@ class MultiLabelTask(ExtremeClassificationTask):
             self._check_classes(of_batch)  # only now: it costs nothing otherwise
             raise
         return samples, samples
-
-    def _exact_of_batch(self, features: Tensor) -> Tensor:
-        classes, weights, _ = self._answers_of_batch
-        rows = slice(len(features))
-        answers = Answers(classes[rows], None if weights is None else weights[rows])
-        losses, _ = cross_entropy_and_most_probable(self.head, features, answers, 1, self.class_chunk)
-        return losses.nanmean()
 
     def _checked(self, answers: Answers, rows: int) -> Answers:
         classes, weights, hard = answers
@@ -292,6 +281,11 @@ class MultiLabelTask(ExtremeClassificationTask):
         if weights is not None and weights.shape != classes.shape:
             raise InputError(f"weights must have the answers' shape {tuple(classes.shape)}, got {tuple(weights.shape)}")
         return Answers(classes.long(), weights, hard)
+
+    def _exact_losses(self, features: Tensor, labels: Any, rows: int) -> Tensor:
+        classes, weights, _ = labels
+        answers = Answers(classes[:rows], None if weights is None else weights[:rows])
+        return cross_entropy_and_most_probable(self.head, features[:rows], answers, 1, self.class_chunk)[0]
 
     def _check_on_the_way(self, batch: Any, dataloader_idx: int) -> Any:
         if isinstance(batch, list | tuple) and len(batch) in (3, 4) and isinstance(batch[1], Tensor):

@@ -208,14 +208,14 @@ GOOD = "1 qid:1 1:2 2:3\n0 qid:1 1:4 2:1\n2 qid:2 1:2 2:7\n"
 
 @pytest.mark.parametrize(("text", "message"), [
     ("", "all.txt has no document$"),
-    (GOOD + "1 1:2\n0 1:3\n", "has 2 of 5 documents without a query id: each line needs one, as in 2 qid:17 1:0.5"),
+    (GOOD + "1 1:2\n0 1:3\n", r"has 2 of 5 documents without a query id \(lines 4, 5\): each needs one, "),
     ("1 1:2\n", "has 1 of 1 documents without a query id"),
     (GOOD + "-1 qid:2 1:2\n", r"has relevance -1 in row 3 \(counted from 0\); it must be a finite number of "),
     (GOOD + "nan qid:2 1:2\n", r"has relevance nan in row 3"),
     (GOOD + "inf qid:2 1:2\n", r"has relevance inf in row 3"),
     (GOOD + "1 qid:3 2:nan\n0 qid:3 1:inf\n", r"has missing or non-finite features in rows 3, 4 \(counted from 0\)"),
     (GOOD.replace("1 qid", "0 qid").replace("2 qid", "0 qid"), "no training query of .* has a document of a rel"),
-    (GOOD + "1 qid:a 1:2\n", "cannot be read as an SVMlight file .*: invalid literal for int"),
+    (GOOD + "1 qid:a 1:2\n", "the query id in line 4 of .* must be an integer, got 'a'"),
     ("price,rooms\n3,4\n", "cannot be read as an SVMlight file"),
     ("1 qid:3\n0 qid:3\n", "has no feature in any row"),
     (GOOD + "1 qid:4 1:1e39\n", r"column '1' of .* has 1e\+39 in row 3 .*, which float32 cannot hold"),

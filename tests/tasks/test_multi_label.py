@@ -92,7 +92,7 @@ def test_comes_to_the_optimum_of_the_full_softmax(folder, optimum, negatives, du
     assert optimum < of_training(task, folder) < optimum + 0.05
 
 
-def test_the_estimate_that_is_logged_is_near_the_exact_one(folder, tmp_path):
+def test_the_cross_entropy_that_is_logged_is_near_that_of_all_rows(folder, tmp_path):
     L.seed_everything(0, verbose=False)
     data = FeatureDataModule(str(folder), batch_size=32)
     data.setup("fit")
