@@ -252,11 +252,11 @@ class ExtremeClassificationTask(RowSparseTask):
             self.log("train/cross_entropy", (log_sum if head.include_target else softplus(log_sum)).mean())
             return
         features = self._features_of_batch
-        at_most = LOGGED_PRODUCTS if features.device.type == "cpu" else LOGGED_PRODUCTS_OF_A_GPU
-        rows = min(at_most // head.weight.numel(), len(features))
+        products = LOGGED_PRODUCTS if features.device.type == "cpu" else LOGGED_PRODUCTS_OF_A_GPU
+        rows = min(products // head.weight.numel(), len(features))
         if rows > 0:
             with torch.no_grad():
-                self.log("train/cross_entropy", self._exact_losses(features, labels, rows).nanmean())
+                self.log("train/cross_entropy", self._exact_losses(features, self._labels_here, rows).nanmean())
 
     def _exact_losses(self, features: Tensor, labels: Any, rows: int) -> Tensor:
         """Softmax cross-entropy of the first rows of a batch, shape ``(rows,)``; NaN where nothing is right."""
@@ -268,7 +268,7 @@ class ExtremeClassificationTask(RowSparseTask):
         labels = class_numbers(labels, len(features))
         shares = self.head.negatives == "in_batch" and distributed.is_distributed()
         all_labels = distributed.of_all_processes(labels) if shares else None
-        # Not by way of nn.Module's __setattr__, which looks for parameters first.
+        # Not by nn.Module's __setattr__, which looks for parameters first.
         self.__dict__.update(
             _features_of_batch=features.detach(),
             _labels_here=labels,
