@@ -465,7 +465,7 @@ def by_hand(problem: str) -> Rule:
 NOTHING_SET = {
     "regression": Rule(proximal=True, clip=False, rate=0.01, decades=4, warmup=1),
     "partial AUC": Rule(proximal=True, rate=1e-3),
-    "classification": Rule(proximal=True, rate=5.0),
+    "classification": Rule(proximal=True, rate=2.0),
 }
 GLYPH_CLASSES = 20_902
 RULES: dict[str, Rule | Callable[[Rule], Rule]] = {

@@ -87,7 +87,7 @@ class ExtremeClassificationTask(RowSparseTask):
         normalize: scale features and class weights to unit norm.
         scale: multiplies the scores, above 0.
         backbone: maps the batch's inputs to features ``(B, D)``; None takes the inputs as they are.
-        lr: learning rate of SGD, above 0; None: 5 for each class with the proximal step, else 1.
+        lr: learning rate of SGD, above 0; None: 2 for each class with the proximal step, else 1.
         momentum: momentum of SGD, in [0, 1); lazy on class weights, see :class:`~scent_lightning.optim.RowSparseSGD`.
         weight_decay: L2 penalty of SGD, at least 0; on the class weights that are touched.
         optimizer: another optimiser by class path, with its own settings; replaces the three above. It must take sparse
@@ -121,7 +121,7 @@ class ExtremeClassificationTask(RowSparseTask):
     """
 
     learning_rates: ClassVar[Mapping[str, LearningRate]] = {
-        "proximal": LearningRate(5.0),  # for each class
+        "proximal": LearningRate(2.0),  # for each class
         "gradient": LearningRate(1.0),
     }
 
