@@ -208,7 +208,7 @@ class RetrievalTask(ItemRankingTask):
         loss = self.entropic_risk(_ANCHOR, scored.scores, anchors, scored.mask, **more)
         if self.anchor == "query":
             loss = loss - self._mean_over_anchors(scored)
-        loss = loss + self.placeholders()
+        loss = self.with_placeholder(loss)
         if self.log_loss(loss) and self.negatives == "all":
             self._log_cross_entropy(scored)
         return loss

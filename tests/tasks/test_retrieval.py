@@ -131,7 +131,7 @@ def test_a_query_as_anchor_has_the_same_gradient_where_nu_is_exact(include_targe
         task = task_of(BSGD(), anchor=anchor, include_target=include_target)
         loss = task.training_step(batch_of(rows), 0)
         loss.backward()
-        found.append([loss.item(), *(p.grad.to_dense() for p in task.sparse_parameters().values())])
+        found.append([loss.item(), *(p.grad.to_dense() for p in task.parameters())])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
 
@@ -287,7 +287,7 @@ def test_towers_of_text_share_what_they_know(tmp_path):
 
 def test_a_step_touches_the_rows_of_the_batch_alone():
     task = task_of()
-    before = [parameter.clone() for parameter in task.sparse_parameters().values()]
+    before = [parameter.clone() for parameter in task.parameters()]
     optimizer = RowSparseAdam(task.trained_parameters(), lr=0.1)
     queries, items, index = batch_of([0, 4, 7])
     task.training_step((queries, items, index), 0).backward()
