@@ -122,6 +122,20 @@ def test_all_items_give_the_exact_softmax():
         torch.testing.assert_close(gradient, tower.embedding.weight.grad.to_dense(), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("anchor", ["interaction", "query"])
+@pytest.mark.parametrize("correction", ["frequency", "none"])
+@pytest.mark.parametrize("include_target", [False, True])
+def test_the_cross_entropy_of_training_is_exact(anchor, correction, include_target):
+    task = task_of(negatives="all", anchor=anchor, correction=correction, include_target=include_target)
+    logged = {}
+    task.log = lambda name, value, **_: logged.update({name: value.item()})
+    batch = batch_of(range(len(PAIRS)))
+    task._log_cross_entropy(task._scored(*batch))
+    logits = task(batch[0]) @ task.item_vectors(torch.arange(ITEMS)).T
+    exact = nn.functional.cross_entropy(logits, batch[1]).item()
+    assert logged == {"train/cross_entropy": pytest.approx(exact, rel=1e-6)}
+
+
 @pytest.mark.parametrize("include_target", [False, True])
 def test_a_query_as_anchor_has_the_same_gradient_where_nu_is_exact(include_target):
     """With ν at ℓ, as BSGD has it, it does not matter what the own score is subtracted from."""
