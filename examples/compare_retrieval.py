@@ -54,7 +54,7 @@ class Problem(NamedTuple):
 
 PROBLEMS = {
     "debian_dependencies": Problem((0.003, 0.01, 0.03), 15, 20),
-    "wordnet": Problem((0.003, 0.01, 0.03), 10, 10),
+    "wordnet": Problem((0.01, 0.03, 0.05), 5, 10),
 }
 
 

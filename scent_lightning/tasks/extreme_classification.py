@@ -190,9 +190,14 @@ class ExtremeClassificationTask(RowSparseTask):
 
     # ---------------------------------------------------------------- training
 
-    def row_sparse(self) -> str | None:
+    sparse_optimizers = (
+        "which the sampled classes' weights have: leave it out for RowSparseSGD, set it to SGD, Adagrad or SparseAdam "
+        "without weight_decay, or take negatives='all'"
+    )
+
+    def row_sparse(self) -> list[str]:
         """The class weights, unless all classes are scored."""
-        return None if self.head.negatives == "all" else "head.weight"
+        return [] if self.head.negatives == "all" else ["head.weight"]
 
     def setup(self, stage: str) -> None:
         """Look at labels of one's own."""

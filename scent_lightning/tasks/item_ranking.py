@@ -17,12 +17,12 @@ from scent_lightning.functional.full_ranking import Entries, rank_among_all, top
 from scent_lightning.metrics.ranks import RankHitRate, RankNDCG, RankRecall, ReciprocalRank
 from scent_lightning.modules.towers import EmbeddingTower
 from scent_lightning.tasks.batches import three_parts
-from scent_lightning.tasks.sparse_rows import SparseRowsTask
+from scent_lightning.tasks.row_sparse import RowSparseTask
 
 __all__ = ["ItemRankingTask"]
 
 
-class ItemRankingTask(SparseRowsTask):
+class ItemRankingTask(RowSparseTask):
     """Two towers, the interactions that they are trained on, and the evaluation against all items, in chunks.
 
     A subclass sets these attributes, calls :meth:`add_ranking_metrics`, and trains.

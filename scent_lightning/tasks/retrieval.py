@@ -208,7 +208,7 @@ class RetrievalTask(ItemRankingTask):
         loss = self.entropic_risk(_ANCHOR, scored.scores, anchors, scored.mask, **more)
         if self.anchor == "query":
             loss = loss - self._mean_over_anchors(scored)
-        loss = loss + self.placeholders()
+        loss = self.with_placeholder(loss)
         if self.log_loss(loss) and self.negatives == "all":
             self._log_cross_entropy(scored)
         return loss
@@ -231,7 +231,8 @@ class RetrievalTask(ItemRankingTask):
         with torch.no_grad():
             others = scored.scores if self.anchor == "interaction" else scored.scores - scored.own
             total = torch.logsumexp(others.masked_fill(~scored.mask, -math.inf), dim=1)
-            total = total - scored.mask.sum(dim=1).log() + math.log(self.num_items - 1)
+            if self.correction == "frequency":
+                total = total - scored.mask.sum(dim=1).log() + math.log(self.num_items - 1)
         self.log("train/cross_entropy", (total if self.include_target else softplus(total)).mean())
 
     def _scored(self, inputs: Tensor, items: Tensor, index: Tensor) -> _Scored:

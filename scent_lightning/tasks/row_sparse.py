@@ -1,4 +1,4 @@
-"""A task one of whose parameters has a gradient of few rows a step: kept from DDP, exchanged and clipped row by row."""
+"""Tasks with parameters whose gradient has few rows a step: kept from DDP, exchanged and clipped row by row."""
 
 from __future__ import annotations
 
@@ -20,15 +20,25 @@ _PLACEHOLDER = "ddp_placeholder.0"
 
 
 class RowSparseTask(BaseTask):
-    """Base of tasks with a parameter whose gradient is a row-sparse tensor.
+    """Base of tasks with parameters whose gradient is a row-sparse tensor.
 
-    A subclass says which in :meth:`row_sparse`, calls :meth:`add_placeholder` at the end of its ``__init__`` and
+    A subclass may say which in :meth:`row_sparse`, calls :meth:`add_placeholder` at the end of its ``__init__`` and
     :meth:`with_placeholder` at the end of its training step.
     """
 
-    def row_sparse(self) -> str | None:
-        """Name of the parameter; None where its gradient is dense."""
-        raise NotImplementedError(f"{type(self).__name__} does not say which parameter has row-sparse gradients")
+    #: What has sparse gradients, and what takes them: the end of the error's sentence.
+    sparse_optimizers = (
+        "which the embeddings have: leave it out for RowSparseAdam, set it to scent_lightning.optim.RowSparseSGD, or "
+        "to SGD or Adagrad without weight_decay"
+    )
+
+    def row_sparse(self) -> list[str]:
+        """Names of the parameters; those of ``nn.Embedding`` and ``nn.EmbeddingBag`` with ``sparse=True``."""
+        return [
+            f"{name}.weight" if name else "weight"
+            for name, module in self.named_modules()
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad
+        ]
 
     def add_placeholder(self) -> None:
         """Make room for a parameter that DDP can send."""
@@ -42,31 +52,34 @@ class RowSparseTask(BaseTask):
         return loss
 
     def setup(self, stage: str) -> None:
-        """Keep the parameter from DDP, which has no way to send a sparse gradient."""
+        """Keep the parameters from DDP, which has no way to send a sparse gradient."""
         super().setup(stage)
-        name = self.row_sparse()
-        if stage != "fit" or self.trainer.world_size == 1 or name is None:
+        names = self.row_sparse()
+        if stage != "fit" or self.trainer.world_size == 1 or not names:
             return
-        keep_from_ddp(self, name)
-        others = [other for other, p in self.named_parameters() if p.requires_grad and other != name]
+        for name in names:
+            keep_from_ddp(self, name)
+        others = [other for other, p in self.named_parameters() if p.requires_grad and other not in names]
         if not others:
             # DDP refuses a module without a parameter of its own to send.
             self.ddp_placeholder.append(nn.Parameter(torch.zeros((), device=self.device)))
 
     def on_fit_start(self) -> None:
-        """All processes start from the first one's parameter."""
+        """All processes start from the first one's parameters."""
         super().on_fit_start()
-        if (parameter := self._exchanged()) is not None:
+        for parameter in self._exchanged():
             torch.distributed.broadcast(parameter.data, src=0)
 
-    def _exchanged(self) -> Tensor | None:
-        name = None if self.trainer.world_size == 1 else self.row_sparse()
-        return None if name is None else self.get_parameter(name)
+    def _exchanged(self) -> list[Tensor]:
+        if self.trainer.world_size == 1:
+            return []
+        return [self.get_parameter(name) for name in self.row_sparse()]
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        """Average the sparse gradient over the processes."""
-        if (parameter := self._exchanged()) is not None and parameter.grad is not None:
-            average_sparse_gradient(parameter)
+        """Average the sparse gradients over the processes."""
+        for parameter in self._exchanged():
+            if parameter.grad is not None:
+                average_sparse_gradient(parameter)
         super().on_before_optimizer_step(optimizer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -87,9 +100,11 @@ class RowSparseTask(BaseTask):
         return [p for name, p in self.named_parameters() if p.requires_grad and name != _PLACEHOLDER]
 
     def configure_schedule(self, optimizer: Optimizer) -> Any:
-        """The learning-rate schedule, of an optimiser that can train the parameter."""
-        if self.row_sparse() is not None:
-            _check_takes_sparse_gradients(optimizer)
+        """The learning-rate schedule, of an optimiser that can train the parameters."""
+        if names := self.row_sparse():
+            _check_takes_sparse_gradients(
+                optimizer, {self.get_parameter(name) for name in names}, self.sparse_optimizers
+            )
         return super().configure_schedule(optimizer)
 
     def configure_gradient_clipping(
@@ -105,7 +120,7 @@ class RowSparseTask(BaseTask):
             clip_gradients(parameters, gradient_clip_val, by=algorithm.value)
 
 
-def _check_takes_sparse_gradients(optimizer: Optimizer) -> None:
+def _check_takes_sparse_gradients(optimizer: Optimizer, sparse: set[Tensor], others: str) -> None:
     """Raise InputError for torch's own optimisers of dense gradients; of another class only its author knows."""
     if not type(optimizer).__module__.startswith("torch.optim"):
         return
@@ -113,7 +128,11 @@ def _check_takes_sparse_gradients(optimizer: Optimizer) -> None:
     decays = any(group.get("weight_decay") for group in optimizer.param_groups)
     if not takes or decays:
         raise InputError(
-            f"optimizer {type(optimizer).__name__}{' with weight_decay' * takes} takes no sparse gradients, which the "
-            "sampled classes' weights have: leave it out for RowSparseSGD, set it to SGD, Adagrad or SparseAdam "
-            "without weight_decay, or take negatives='all'"
+            f"optimizer {type(optimizer).__name__}{' with weight_decay' * takes} takes no sparse gradients, {others}"
+        )
+    dense = {parameter for group in optimizer.param_groups for parameter in group["params"]} - sparse
+    if isinstance(optimizer, torch.optim.SparseAdam) and dense:
+        raise InputError(
+            "optimizer SparseAdam takes sparse gradients only, and some parameters have dense ones: set it to "
+            "scent_lightning.optim.RowSparseAdam, which takes both"
         )

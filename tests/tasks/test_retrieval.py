@@ -122,6 +122,20 @@ def test_all_items_give_the_exact_softmax():
         torch.testing.assert_close(gradient, tower.embedding.weight.grad.to_dense(), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("anchor", ["interaction", "query"])
+@pytest.mark.parametrize("correction", ["frequency", "none"])
+@pytest.mark.parametrize("include_target", [False, True])
+def test_the_cross_entropy_of_training_is_exact(anchor, correction, include_target):
+    task = task_of(negatives="all", anchor=anchor, correction=correction, include_target=include_target)
+    logged = {}
+    task.log = lambda name, value, **_: logged.update({name: value.item()})
+    batch = batch_of(range(len(PAIRS)))
+    task._log_cross_entropy(task._scored(*batch))
+    logits = task(batch[0]) @ task.item_vectors(torch.arange(ITEMS)).T
+    exact = nn.functional.cross_entropy(logits, batch[1]).item()
+    assert logged == {"train/cross_entropy": pytest.approx(exact, rel=1e-6)}
+
+
 @pytest.mark.parametrize("include_target", [False, True])
 def test_a_query_as_anchor_has_the_same_gradient_where_nu_is_exact(include_target):
     """With ν at ℓ, as BSGD has it, it does not matter what the own score is subtracted from."""
@@ -131,7 +145,7 @@ def test_a_query_as_anchor_has_the_same_gradient_where_nu_is_exact(include_targe
         task = task_of(BSGD(), anchor=anchor, include_target=include_target)
         loss = task.training_step(batch_of(rows), 0)
         loss.backward()
-        found.append([loss.item(), *(p.grad.to_dense() for p in task.sparse_parameters().values())])
+        found.append([loss.item(), *(p.grad.to_dense() for p in task.parameters())])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
 
@@ -287,7 +301,7 @@ def test_towers_of_text_share_what_they_know(tmp_path):
 
 def test_a_step_touches_the_rows_of_the_batch_alone():
     task = task_of()
-    before = [parameter.clone() for parameter in task.sparse_parameters().values()]
+    before = [parameter.clone() for parameter in task.parameters()]
     optimizer = RowSparseAdam(task.trained_parameters(), lr=0.1)
     queries, items, index = batch_of([0, 4, 7])
     task.training_step((queries, items, index), 0).backward()
