@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import Dataset, DistributedSampler
 
+from scent_lightning.random_state import seed_of
 from scent_lightning.validation import checked_integer
 
 __all__ = ["BatchRows", "EpochBatchSampler", "SequentialBatchSampler", "ShuffledBatchSampler"]
@@ -164,9 +165,10 @@ class EpochBatchSampler(DistributedSampler[list[int]]):
 class ShuffledBatchSampler(EpochBatchSampler):
     """Every row once an epoch, in a new order each, a batch of all processes at a time.
 
-    The order is that of :class:`~torch.utils.data.DistributedSampler`, but no row is repeated where the processes do
-    not divide them evenly: a last batch that is not full is shared as evenly as can be, and may leave a process without
-    a row where it has fewer rows than there are processes. Memory: 8 bytes a row while an epoch lasts.
+    As with :class:`~torch.utils.data.DistributedSampler` each process has every P-th row of one order, but no row is
+    repeated where the processes do not divide them evenly: a last batch that is not full is shared as evenly as can be,
+    and may leave a process without a row where it has fewer rows than there are processes. The orders of different
+    seeds are independent. Memory: 8 bytes a row while an epoch lasts.
 
     Args:
         rows: number of rows n.
@@ -179,7 +181,7 @@ class ShuffledBatchSampler(EpochBatchSampler):
     Example:
         >>> sampler = ShuffledBatchSampler(rows=5, batch_size=2)
         >>> [list(batch) for batch in sampler]
-        [[4, 0], [1, 3], [2]]
+        [[1, 3], [0, 4], [2]]
     """
 
     def __init__(
@@ -201,7 +203,9 @@ class ShuffledBatchSampler(EpochBatchSampler):
         if self.is_fixed:
             order = torch.arange(self.rows)
         else:
-            order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(self.seed + epoch))
+            # Of seed + epoch, as DistributedSampler has it, runs of neighbouring seeds would share all orders but one.
+            generator = torch.Generator().manual_seed(seed_of(self.seed, epoch))
+            order = torch.randperm(self.rows, generator=generator)
         for number in range(done, self.num_batches):
             common = order[number * self.global_batch : (number + 1) * self.global_batch]
             yield common[self.rank :: self.num_replicas].tolist()

@@ -413,7 +413,7 @@ def test_training_images_are_crops(tmp_path, size, padding, in_memory):
     allowed = [[crop.flatten() for crop in crops(image, padding)] for image in images]
     seen = set()
     loader = data.train_dataloader()
-    for epoch in range(6):
+    for epoch in range(12):
         loader.sampler.set_epoch(epoch)
         for inputs, labels, index in loader:
             assert labels.tolist() == [1] * 3 + [0] * 3
