@@ -165,11 +165,15 @@ def figure(rows: list[dict[str, Any]], seed: int, k: int, path: Path) -> None:
                     label = method if kind == "full" else f"{method}, {kind}"
                     values = [row[name] for row in mine]
                     panel.plot([r["lr"] for r in mine], values, style, color=f"C{number}", marker="o", label=label)
+        rates = sorted({row["lr"] for row in rows if row["seed"] == seed})
         panel.set_xscale("log")
+        panel.minorticks_off()
+        panel.set_xticks(rates, [f"{rate:g}" for rate in rates])
         panel.set_xlabel("learning rate")
         panel.grid(alpha=0.3)
+    panels[1].set_yscale("log")
     panels[0].set_title(f"recall@{k}, test")
-    panels[1].set_title("exact cross-entropy, training")
+    panels[1].set_title("exact cross-entropy over all items, training")
     panels[1].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)
 
