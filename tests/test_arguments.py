@@ -170,7 +170,7 @@ OF_ITS_OWN = [
     ("--trainer.callbacks '[3]'", "--trainer.callbacks must be a Callback, got .3.: known are "),
     ("--dual '{class_path: 3}'", f"--dual must be a DualUpdate, got .*: {UPDATES}"),
     ("--trainer null", "--trainer: Unable to load config 'null'"),
-    ("--config nothing.yaml", "--config: File does not exist: '.*nothing.yaml'"),
+    ("--config nothing.yaml", "config nothing.yaml is neither a file nor one of the package's configurations"),
     ("--config broken.yaml", "Problems parsing config: while parsing a flow node .* line 2"),
     ("--config bytes.yaml", "a --config file cannot be read as text: 'utf-8' codec can't decode"),
     ("--config text.yaml", "Unexpected config: just text"),

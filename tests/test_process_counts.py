@@ -19,7 +19,7 @@ from scent_lightning.data import (
 from scent_lightning.duals import MSVR, SOX
 from scent_lightning.tasks import CLIPTask, DRORegressionTask, ExtremeClassificationTask, PartialAUCTask, RetrievalTask
 from tests.helpers import ddp_trainer, quiet_trainer, under_trainers
-from tests.settings import ARCHITECTURE, SETTINGS, classification, letters, lists, moved_by, recommendation
+from tests.settings import ARCHITECTURE, SETTINGS, classification, letters, lists, moved_by, once, recommendation
 
 GLOBAL_BATCH = 16  # of 101 rows: the last of an epoch's seven batches has 5, in uneven shares
 STEPS = {2: 100, 4: 35}  # four processes on fewer cores wait for each other more than they work
@@ -122,9 +122,9 @@ def _evaluations(folder):
         bought = [
             f"u{row},i{row * i % 11},{s}" for row in range(rows) for i, s in ((1, "train"), (3, "test"), (5, "test"))
         ]
-        (place / "bought.csv").write_text("\n".join(["user,item,split", *bought]))
+        once(place / "bought", partial(write_lines, ["user,item,split", *bought]))
         items = InteractionsDataModule(
-            str(place / "bought.csv"), "user", "item", split="split", batch_size=1, eval_batch_size=16
+            str(place / "bought" / "t.csv"), "user", "item", split="split", batch_size=1, eval_batch_size=16
         )
         L.seed_everything(3, verbose=False)
         if rows > 1:  # of one row all items are seen
@@ -142,6 +142,10 @@ def _evaluate(rank, folder, world):
         trainer.predict(task, data, return_predictions=False)
         found.append(values)
     return found
+
+
+def write_lines(lines, folder):
+    (folder / "t.csv").write_text("\n".join(lines))
 
 
 @pytest.mark.slow

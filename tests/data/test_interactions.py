@@ -189,7 +189,7 @@ def test_ragged_rows_of_every_length(device):
         ({"val_fraction": 1.0}, r"val_fraction must be a number in \[0, 1\)"),
         ({"val_file": "nowhere.csv"}, "val_file 'nowhere.csv' is no file"),
         ({"leave_out": "one", "split": "item"}, "does not go with splits that are given"),
-        ({"batch_size": 100}, "batch_size 100 is larger than the data: there are .* training interactions"),
+        ({"batch_size": 100}, "batch_size 100 is larger than the data: there are .* training rows"),
     ],
 )
 def test_bad_arguments(tmp_path, arguments, message):

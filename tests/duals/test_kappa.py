@@ -201,7 +201,11 @@ def test_every_task_logs_it(kind, tmp_path):
     task, data = SETTINGS[kind](tmp_path / "data", 16)
     logger = L.pytorch.loggers.TensorBoardLogger(tmp_path)
     quiet_trainer(
-        max_steps=2, log_every_n_steps=2, limit_val_batches=0, logger=logger, callbacks=[DualVariableMonitor()]
+        max_steps=2,
+        log_every_n_steps=2,
+        limit_val_batches=0,
+        logger=logger,
+        callbacks=[DualVariableMonitor(detail=True)],
     ).fit(task, data)
     events = EventAccumulator(logger.log_dir)
     events.Reload()

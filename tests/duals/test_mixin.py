@@ -138,7 +138,7 @@ def test_endless_run_refuses_a_schedule_and_accepts_a_constant():
 def test_precision(precision, tmp_path):
     L.seed_everything(0, verbose=False)
     data = SoftmaxData()
-    task = SoftmaxTask(data.num_anchors)
+    task = SoftmaxTask(data.num_anchors, lr=0.02)
     trainer = quiet_trainer(precision=precision, max_epochs=5)
     trainer.fit(task, data)
     nu = task.duals["nu"]
@@ -149,7 +149,7 @@ def test_precision(precision, tmp_path):
     saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["state_dict"]
     assert saved["duals.nu.nu"].dtype == torch.float32
     assert torch.equal(saved["duals.nu.nu"], nu.nu)
-    assert trainer.callback_metrics["val_loss"] < 1.6
+    assert trainer.callback_metrics["val_loss"] < 0  # where it starts
 
 
 def test_mixed_precision_tracks_float32():

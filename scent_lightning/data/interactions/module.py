@@ -21,7 +21,6 @@ from scent_lightning.data.interactions.pairs import Interactions
 from scent_lightning.data.interactions.ragged import Ragged
 from scent_lightning.data.interactions.read import KNOWN, Columns, Names, Read, read_file
 from scent_lightning.data.interactions.rows import QueryRows, TrainingRows
-from scent_lightning.data.loading import check_batch_size
 from scent_lightning.data.strings import Strings
 from scent_lightning.errors import InputError
 from scent_lightning.validation import checked_choice, checked_integer, checked_number
@@ -181,7 +180,6 @@ class InteractionsDataModule(IndexedDataModule):
         """The rows of a split; of "predict" all queries."""
         table = self._all()
         if split == "train":
-            check_batch_size(self.batch_size, len(table.splits["train"]), "training interactions")
             return TrainingRows(table.splits["train"], table.query_texts)
         if split == "predict":
             return QueryRows(torch.arange(len(table.query_names)), None, table.query_texts)
