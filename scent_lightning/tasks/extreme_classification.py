@@ -37,7 +37,7 @@ __all__ = ["ExtremeClassificationTask"]
 Batch = tuple[Tensor, Tensor, Tensor]
 _ANCHOR = "nu"
 # Products of numbers in a logging step: three milliseconds on one core, and as many on a GPU.
-LOGGED_PRODUCTS = 2**25
+LOGGED_PRODUCTS = 2**23
 LOGGED_PRODUCTS_OF_A_GPU = 2**36
 
 
