@@ -68,7 +68,7 @@ class ExtremeClassificationTask(RowSparseTask):
     (``max_log_weight`` 1 or 2) lets them train.
 
     Logs ``train/loss`` (dual objective) at logging steps, and ``train/cross_entropy``, the exact softmax cross-entropy
-    over all classes, of the batch's first rows: as many as are some milliseconds' work (25 of 20,902 classes and 64
+    over all classes, of the batch's first rows: as many as are a millisecond's work (6 of 20,902 classes and 64
     features, and none of 360,232 and 512, on a CPU; all where ``negatives`` is "all", and as a rule on a GPU). So it is
     right in the mean over many steps. For validation and test it logs the exact ``…/cross_entropy``, ``…/top1`` and
     ``…/top5`` over all K classes, worked out in chunks of classes. None of these has the margin. ``predict`` gives the
