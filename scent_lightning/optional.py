@@ -23,12 +23,7 @@ def of_vision(library: str, needed_by: str) -> Any:
     Raises:
         InputError: it is not installed.
     """
-    try:
-        return import_module(library)
-    except ImportError as error:
-        raise InputError(
-            f"{needed_by} needs {library}; install it with pip install 'scent-lightning[vision]'"
-        ) from error
+    return _module(library, f"{needed_by} needs {library}; install it with pip install 'scent-lightning[vision]'")
 
 
 def faiss_module(needed_by: str) -> Any:
@@ -43,7 +38,11 @@ def faiss_module(needed_by: str) -> Any:
     Raises:
         InputError: it is not installed.
     """
+    return _module("faiss", f"{needed_by} needs FAISS; install it with pip install faiss-cpu, or faiss-gpu")
+
+
+def _module(name: str, otherwise: str) -> Any:
     try:
-        return import_module("faiss")
+        return import_module(name)
     except ImportError as error:
-        raise InputError(f"{needed_by} needs FAISS; install it with pip install faiss-cpu, or faiss-gpu") from error
+        raise InputError(otherwise) from error

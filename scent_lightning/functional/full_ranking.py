@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scent_lightning.functional.log_mean_exp import at_least_float32
 
-__all__ = ["Entries", "rank_among_all", "top_of_all"]
+__all__ = ["Entries", "Top", "merged_top", "rank_among_all", "top_of_all"]
 
 Chunks = Iterable[tuple[int, Tensor]]
 
@@ -109,16 +109,35 @@ def top_of_all(queries: Tensor, chunks: Chunks, k: int, left_out: Entries, scale
         >>> [found.tolist() for found in top_of_all(torch.ones(1, 1), [(0, items)], 2, left_out)]
         [[[1, 2]], [[2.0, 1.0]]]
     """
-    best, items = None, torch.empty(0)
+    best = None
     for start, vectors in chunks:
         scores = at_least_float32(queries @ vectors.T) * scale
         scores[left_out.between(start, start + len(vectors))] = -math.inf
-        values, places = scores.topk(min(k, scores.shape[1]), dim=1)
-        places = places + start
-        if best is not None:
-            values, places = torch.cat([best, values], dim=1), torch.cat([items, places], dim=1)
-            values, kept = values.topk(min(k, values.shape[1]), dim=1)
-            places = places.gather(1, kept)
-        best, items = values, places
+        best = merged_top(best, scores, start, k)
     assert best is not None
-    return items.masked_fill(best == -math.inf, -1), best
+    return best.items.masked_fill(best.scores == -math.inf, -1), best.scores
+
+
+class Top(NamedTuple):
+    """The highest scores of each row, and the numbers of what has them, shape ``(B, k)`` each, highest first."""
+
+    scores: Tensor
+    items: Tensor
+
+
+def merged_top(best: Top | None, scores: Tensor, start: int, k: int) -> Top:
+    """The k highest of those found so far and of one more chunk.
+
+    Args:
+        best: of the chunks before; None: this is the first.
+        scores: of this chunk, shape ``(B, m)``.
+        start: number of its first item.
+        k: how many; fewer as long as there are fewer.
+    """
+    values, places = scores.topk(min(k, scores.shape[1]), dim=1)
+    places = places + start
+    if best is not None:
+        values, places = torch.cat([best.scores, values], dim=1), torch.cat([best.items, places], dim=1)
+        values, kept = values.topk(min(k, values.shape[1]), dim=1)
+        places = places.gather(1, kept)
+    return Top(values, places)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from scent_lightning.functional import at_least_float32
+from scent_lightning.functional.full_ranking import Top, merged_top
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear
 
 __all__ = ["MostProbable", "cross_entropy_and_rank", "most_probable"]
@@ -73,17 +74,10 @@ def most_probable(head: ClassSampledLinear, features: Tensor, k: int, chunk: int
         k: from 1 to K.
         chunk: classes scored at a time.
     """
-    best: Tensor | None = None
-    classes = torch.empty(0)
+    best: Top | None = None
     total = torch.full((len(features),), -math.inf, device=features.device)
     for start, logits in _chunks(head, features, chunk):
         total = torch.logaddexp(total, torch.logsumexp(logits, dim=1))
-        values, places = logits.topk(min(k, logits.shape[1]), dim=1)
-        places = places + start
-        if best is not None:
-            values, places = torch.cat([best, values], dim=1), torch.cat([classes, places], dim=1)
-            values, kept = values.topk(min(k, values.shape[1]), dim=1)
-            places = places.gather(1, kept)
-        best, classes = values, places
+        best = merged_top(best, logits, start, k)
     assert best is not None
-    return MostProbable(classes, torch.exp(best - total.unsqueeze(1)), total)
+    return MostProbable(best.items, torch.exp(best.scores - total.unsqueeze(1)), total)
