@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from scent_lightning.data import IndexedTensorDataset, batch_loader
@@ -107,6 +108,36 @@ def quiet_trainer(**arguments) -> L.Trainer:
         "enable_model_summary": False,
     }
     return L.Trainer(**{**defaults, **arguments})
+
+
+def assert_resumed_is_the_same(make, folder, step, max_epochs):
+    """A run resumed from the checkpoint of a step ends with the state of one that went straight on.
+
+    Args:
+        make: gives a task and its data module, anew for each run.
+        folder: for the checkpoints.
+        step: within an epoch.
+        max_epochs: of the run.
+
+    Returns:
+        The state dict at the end.
+    """
+
+    def run(name, checkpoint=None):
+        L.seed_everything(0, verbose=False)
+        task, data = make()
+        keep = ModelCheckpoint(folder / name, "{step}", every_n_train_steps=step, save_top_k=-1)
+        trainer = quiet_trainer(max_epochs=max_epochs, enable_checkpointing=True, callbacks=[keep], limit_val_batches=0)
+        trainer.fit(task, datamodule=data, ckpt_path=checkpoint)
+        return task.state_dict()
+
+    straight = run("straight")
+    resumed = run("resumed", folder / "straight" / f"step={step}.ckpt")
+    assert set(straight) == set(resumed)
+    for name, value in straight.items():
+        if torch.is_tensor(value):
+            assert torch.equal(value, resumed[name]), name
+    return straight
 
 
 def unpack(archive, folder):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from scent_lightning.data.base import IndexedDataModule
 from scent_lightning.data.fingerprint import fingerprint
 from scent_lightning.data.folders import elsewhere, missing_split
+from scent_lightning.data.fractions import divided_rows
 from scent_lightning.data.image_folder import class_folders, images_in, images_of_classes, images_under, passed_over
 from scent_lightning.data.imbalanced.images import FileImages
 from scent_lightning.data.imbalanced.rows import ImageRows
@@ -191,11 +192,10 @@ class ImageFolderDataModule(IndexedDataModule):
         return self.val_fraction > 0
 
     def _share(self, split: str, rows: int) -> Array:
-        order = np.random.default_rng(self.split_seed).permutation(rows)
-        count = round(self.val_fraction * rows)
-        if not 0 < count < rows:
+        parts = divided_rows(rows, self.split_seed, self.val_fraction)
+        if not len(parts["val"]) or not len(parts["train"]):
             raise InputError(f"val_fraction {self.val_fraction} of {rows} images leaves none to train or validate on")
-        return np.sort(order[:count] if split == "val" else order[count:])
+        return parts[split]
 
     def _images_of(self, split: str) -> tuple[list[str], Array]:
         """Paths and class numbers of all images of a folder with classes."""

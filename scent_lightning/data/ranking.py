@@ -12,6 +12,7 @@ import torch
 from scent_lightning.data.base import IndexedDataModule
 from scent_lightning.data.columns import check_range, mean_and_scale
 from scent_lightning.data.fingerprint import fingerprint
+from scent_lightning.data.fractions import check_fractions, divided_rows
 from scent_lightning.data.indexed import Batch, IndexedRows
 from scent_lightning.data.loading import shuffle_seed
 from scent_lightning.data.ranking_files import (
@@ -24,7 +25,7 @@ from scent_lightning.data.ranking_files import (
 )
 from scent_lightning.errors import InputError
 from scent_lightning.random_state import seed_of
-from scent_lightning.validation import checked_integer, checked_number
+from scent_lightning.validation import checked_integer
 from scent_lightning.words import listed
 
 __all__ = ["RankedLists", "RankingDataModule"]
@@ -154,10 +155,8 @@ class RankingDataModule(IndexedDataModule):
         super().__init__(batch_size, eval_batch_size, num_workers)
         self.path = Path(path)
         self.list_size: int | None = checked_integer("list_size", list_size, least=2, or_none=True)
-        self.val_fraction = checked_number("val_fraction", val_fraction, least=0, below=1)
-        self.test_fraction = checked_number("test_fraction", test_fraction, least=0, below=1)
-        if val_fraction + test_fraction >= 1:
-            raise InputError(f"val_fraction + test_fraction must be below 1, got {val_fraction} + {test_fraction}")
+        check_fractions(val_fraction, test_fraction)
+        self.val_fraction, self.test_fraction = val_fraction, test_fraction
         self.standardize = standardize
         self.split_seed: int = checked_integer("split_seed", split_seed, least=0)
         self._single: QueryGroups | None = None
@@ -229,15 +228,12 @@ class RankingDataModule(IndexedDataModule):
         if split == "predict":
             return self._single
         count = len(self._single.ids)
-        sizes = {"val": round(self.val_fraction * count), "test": round(self.test_fraction * count)}
-        order = np.random.default_rng(self.split_seed).permutation(count)
-        bounds = np.cumsum([0, sizes["val"], sizes["test"]])
-        parts = {"val": order[: bounds[1]], "test": order[bounds[1] : bounds[2]], "train": order[bounds[2] :]}
+        parts = divided_rows(count, self.split_seed, self.val_fraction, self.test_fraction)
         if split != "train" and getattr(self, f"{split}_fraction") == 0:
             return None
         if len(parts[split]) == 0:
             raise InputError(f"{split}_fraction of the {count} queries of {self.path} leaves none to {split}")
-        return self._single.of_queries(np.sort(parts[split]))
+        return self._single.of_queries(parts[split])
 
     def missing(self, split: str) -> str:
         """What to say of a split that there is not."""

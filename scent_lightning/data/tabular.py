@@ -23,12 +23,13 @@ from scent_lightning.data.columns import (
 )
 from scent_lightning.data.encoding import Encoding, encode, learn_encoding, source_columns
 from scent_lightning.data.fingerprint import fingerprint
+from scent_lightning.data.fractions import check_fractions, divided_rows
 from scent_lightning.data.indexed import IndexedTensorDataset
 from scent_lightning.data.known_tables import KNOWN_TABLES
 from scent_lightning.data.loading import check_batch_size
 from scent_lightning.data.table_files import read_table
 from scent_lightning.errors import InputError
-from scent_lightning.validation import checked_integer, checked_number
+from scent_lightning.validation import checked_integer
 from scent_lightning.words import listed, named_twice, rows_in_words
 
 __all__ = ["TabularRegressionDataModule"]
@@ -106,10 +107,7 @@ class TabularRegressionDataModule(IndexedDataModule):
         encode: bool = False,
     ) -> None:
         super().__init__(batch_size, EVALUATION_BATCH, num_workers)
-        for name, value in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
-            checked_number(name, value, least=0, below=1)
-        if val_fraction + test_fraction >= 1:
-            raise InputError(f"val_fraction + test_fraction must be below 1, got {val_fraction} + {test_fraction}")
+        check_fractions(val_fraction, test_fraction)
         if dataset in KNOWN_TABLES and target is not None:
             raise InputError(f"target is part of the data set {dataset!r}; leave it out")
         self.dataset = dataset
@@ -220,14 +218,12 @@ class TabularRegressionDataModule(IndexedDataModule):
             return np.arange(rows)
         if rows < 2 and not self.restored:
             raise InputError(f"{self.dataset} has {rows} row(s); at least 2 are needed")
-        sizes = {"val": round(self.val_fraction * rows), "test": round(self.test_fraction * rows)}
-        order = np.random.default_rng(self.split_seed).permutation(rows)
-        if split != "train" and getattr(self, f"{split}_fraction") > 0:
-            if sizes[split] == 0:
-                raise InputError(f"{split}_fraction {getattr(self, f'{split}_fraction')} of {rows} rows leaves no row")
-            start = 0 if split == "val" else sizes["val"]
-            return np.sort(order[start : start + sizes[split]])
-        return np.sort(order[sizes["val"] + sizes["test"] :])
+        parts = divided_rows(rows, self.split_seed, self.val_fraction, self.test_fraction)
+        if split != "train" and (fraction := getattr(self, f"{split}_fraction")) > 0:
+            if len(parts[split]) == 0:
+                raise InputError(f"{split}_fraction {fraction} of {rows} rows leaves no row")
+            return parts[split]
+        return parts["train"]
 
     # The table
 

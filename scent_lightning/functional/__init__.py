@@ -35,9 +35,11 @@ from scent_lightning.functional.objectives import (
 from scent_lightning.functional.proposals import (
     correct_scores,
     log_expected_occurrences,
+    log_inclusion_beside,
     log_inclusion_probability,
     log_inclusion_probability_with_repetition,
 )
+from scent_lightning.functional.residual_losses import ResidualLoss, residual_losses
 from scent_lightning.functional.right_answers import (
     is_answer,
     list_scores,
@@ -67,6 +69,7 @@ __all__ = [
     "SURROGATES",
     "ContrastiveLogMeans",
     "Everyone",
+    "ResidualLoss",
     "asgd_step",
     "at_least_float32",
     "check_surrogate",
@@ -83,6 +86,7 @@ __all__ = [
     "lambert_w_of_log",
     "list_scores",
     "log_expected_occurrences",
+    "log_inclusion_beside",
     "log_inclusion_probability",
     "log_inclusion_probability_with_repetition",
     "log_mean_exp",
@@ -96,6 +100,7 @@ __all__ = [
     "proximal_mirror_descent_step",
     "proximal_point_step",
     "proximal_scale",
+    "residual_losses",
     "scores_of_answers",
     "shares_of",
     "shift_by_largest",

@@ -23,6 +23,7 @@ from scent_lightning.validation import checked_integer
 __all__ = [
     "correct_scores",
     "log_expected_occurrences",
+    "log_inclusion_beside",
     "log_inclusion_probability",
     "log_inclusion_probability_with_repetition",
 ]
@@ -64,6 +65,21 @@ def log_inclusion_probability(counts: Tensor, num_rows: int, draws: int) -> Tens
     log_absent = torch.zeros(most + 1, dtype=left.dtype, device=counts.device)
     torch.cumsum(torch.log1p(-(draws / left).clamp(max=1.0)), dim=0, out=log_absent[1:])
     return _log_of_rest(log_absent).index_select(0, counts.long())
+
+
+def log_inclusion_beside(counts: Tensor, num_rows: int, batch_rows: int) -> Tensor:
+    """Logarithm of the probability that a class other than an anchor's own is in the other rows of its batch.
+
+    Args:
+        counts: training rows of each class, integers, shape ``(K,)``.
+        num_rows: training rows n.
+        batch_rows: rows of the whole batch, of all processes.
+
+    Returns:
+        As :func:`log_inclusion_probability` of n − 1 rows and B − 1 draws; a batch is at most all rows.
+    """
+    others = max(num_rows - 1, 1)
+    return log_inclusion_probability(counts.clamp(max=others), others, min(batch_rows - 1, others))
 
 
 def log_inclusion_probability_with_repetition(probabilities: Tensor, draws: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from scent_lightning.errors import InputError
-from scent_lightning.functional import log_inclusion_probability, wide_dtype
+from scent_lightning.functional import log_inclusion_beside, wide_dtype
 
 __all__ = ["ClassFrequencies"]
 
@@ -158,9 +158,7 @@ class ClassFrequencies(nn.Module):
         if key not in self._tables:
             if len(self._tables) >= TABLES_KEPT:
                 self._tables.clear()
-            rows = max(self._rows - 1, 1)
-            counts = self._on(device).clamp(max=rows)
-            self._tables[key] = -log_inclusion_probability(counts, rows, min(others, rows)).to(dtype)
+            self._tables[key] = -log_inclusion_beside(self._on(device), self._rows, others + 1).to(dtype)
         return self._tables[key]
 
     def _log_estimates(self, classes: Tensor, others: int) -> Tensor:

@@ -25,6 +25,7 @@ from scent_lightning.sklearn.training import (
     epochs_of,
     isolated,
     network_of,
+    outputs_of,
     seed_of,
     train,
 )
@@ -191,10 +192,11 @@ class PartialAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if isinstance(network, nn.Linear):
             self.coef_ = network.weight.numpy() / self._scaler.scale_
             self.intercept_ = network.bias.numpy() - self.coef_ @ self._scaler.mean_
-        self._threshold = _best_threshold(labels, self._scores(X))
+        threshold = _best_threshold(labels, self._scores(X))
         if self.network_ is None:
-            self.intercept_ = self.intercept_ - self._threshold
-            self._threshold = 0.0
+            self.intercept_ = self.intercept_ - threshold
+        else:
+            self._threshold = threshold
         return self
 
     def _two_classes(self, labels: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
@@ -224,9 +226,7 @@ class PartialAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if self.network_ is None:
             linear: Array = (features @ self.coef_.T + self.intercept_).squeeze(1)
             return linear
-        inputs = torch.tensor(self._scaler.transform(features), dtype=torch.float32)
-        outputs = torch.cat([self.network_(part) for part in torch.split(inputs, 8192)]).squeeze(1)
-        return outputs.double().numpy() - self._threshold
+        return outputs_of(self.network_, self._scaler.transform(features)) - self._threshold
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """The class of each row, shape ``(n,)``."""

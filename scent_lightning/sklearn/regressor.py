@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from scent_lightning.duals import DualUpdate
 from scent_lightning.errors import InputError
+from scent_lightning.functional import ResidualLoss, residual_losses
 from scent_lightning.sklearn.training import (
     Array,
     RowsInMemory,
@@ -24,11 +25,11 @@ from scent_lightning.sklearn.training import (
     epochs_of,
     isolated,
     network_of,
+    outputs_of,
     seed_of,
     train,
 )
 from scent_lightning.tasks import DRORegressionTask
-from scent_lightning.tasks.dro import Loss
 from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
 __all__ = ["EntropicRiskRegressor"]
@@ -107,7 +108,7 @@ class EntropicRiskRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc
         self,
         tau: float | None = None,
         *,
-        loss: Loss = "squared",
+        loss: ResidualLoss = "squared",
         huber_delta: float = 1.0,
         dual: DualUpdate | str | None = None,
         hidden_layer_sizes: tuple[int, ...] = (),
@@ -145,7 +146,7 @@ class EntropicRiskRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc
         """
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         y = y.astype(np.float64)
-        checked_choice("loss", self.loss, get_args(Loss))
+        checked_choice("loss", self.loss, get_args(ResidualLoss))
         delta = checked_number("huber_delta", self.huber_delta, above=0)
         weight = _weights(sample_weight, X)
         kept = weight > 0
@@ -216,9 +217,8 @@ class EntropicRiskRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc
             predicted: Array = features @ self.coef_ + self.intercept_
             return predicted
         centre, unit = self._target
-        inputs = torch.tensor(self._scaler.transform(features), dtype=torch.float32)
-        outputs = torch.cat([self.network_(part) for part in torch.split(inputs, 8192)]).squeeze(1)
-        return cast(Array, centre + unit * outputs.double().numpy())
+        found: Array = centre + unit * outputs_of(self.network_, self._scaler.transform(features))
+        return found
 
     def losses(self, X: Any, y: Any) -> Array:
         """Loss of each row, shape ``(n,)``, in the units of the loss."""
@@ -250,13 +250,8 @@ def _weights(sample_weight: Any, rows: npt.NDArray[Any]) -> Array:
     return weight
 
 
-def _losses(residual: Array, loss: Literal["squared", "absolute", "huber"], delta: float) -> Array:
-    if loss == "squared":
-        return residual**2
-    size = np.abs(residual)
-    if loss == "absolute":
-        return size
-    return np.where(size <= delta, residual**2 / 2, delta * (size - delta / 2))
+def _losses(residual: Array, loss: ResidualLoss, delta: float) -> Array:
+    return residual_losses(torch.from_numpy(residual), loss, delta).numpy()
 
 
 def _risk(losses: Array, tau: float, weight: Array) -> float:

@@ -28,6 +28,7 @@ Array = npt.NDArray[np.float64]
 
 # A run is at least so long where it is not said: in steps, and in epochs.
 _STEPS, _EPOCHS = 2000, 30
+_ROWS = 8192  # that a network is given at a time
 # Lightning's loggers: of the devices, the seed, the model.
 _LOGGERS = ("lightning.pytorch", "lightning.fabric", "lightning")
 
@@ -67,6 +68,13 @@ def network_of(num_features: int, hidden_layer_sizes: tuple[int, ...]) -> nn.Mod
     """A linear model, or layers of ReLU before it, with one output."""
     sizes = [checked_integer("hidden_layer_sizes", size) for size in hidden_layer_sizes]
     return MLP(num_features, [*sizes, 1]) if sizes else nn.Linear(num_features, 1)
+
+
+def outputs_of(network: nn.Module, features: Array) -> Array:
+    """What a network of float32 makes of standardised features, shape ``(n,)``, some thousand rows at a time."""
+    parts = torch.split(torch.tensor(features, dtype=torch.float32), _ROWS)
+    found: Array = torch.cat([network(part) for part in parts]).squeeze(1).double().numpy()
+    return found
 
 
 def epochs_of(max_epochs: int | None, batches: int) -> int:

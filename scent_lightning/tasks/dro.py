@@ -16,7 +16,7 @@ from torchmetrics import MaxMetric, MeanSquaredError
 from scent_lightning.duals import DualUpdate
 from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import InputError
-from scent_lightning.functional import at_least_float32
+from scent_lightning.functional import ResidualLoss, at_least_float32, residual_losses
 from scent_lightning.metrics import EntropicRisk
 from scent_lightning.private_api import trainer_of
 from scent_lightning.tasks.base import BaseTask
@@ -27,7 +27,6 @@ from scent_lightning.validation import checked_choice, checked_integer, checked_
 __all__ = ["DRORegressionTask"]
 
 Batch = tuple[Tensor, Tensor, Tensor]
-Loss = Literal["squared", "absolute", "huber"]
 Initial = Literal["least_squares", "zeros"]
 _ANCHOR = "nu"
 
@@ -95,7 +94,7 @@ class DRORegressionTask(BaseTask):
         num_features: int,
         dual: DualUpdate,
         tau: float = 1.0,
-        loss: Loss = "squared",
+        loss: ResidualLoss = "squared",
         huber_delta: float = 1.0,
         network: nn.Module | None = None,
         initial: Initial = "least_squares",
@@ -111,7 +110,7 @@ class DRORegressionTask(BaseTask):
     ) -> None:
         super().__init__(lr, momentum, weight_decay, nesterov, optimizer, lr_schedule, weight_step, warmup_epochs)
         checked_integer("num_features", num_features)
-        self.loss = checked_choice("loss", loss, get_args(Loss))
+        self.loss = checked_choice("loss", loss, get_args(ResidualLoss))
         self.initial = checked_choice("initial", initial, get_args(Initial))
         self.huber_delta = checked_number("huber_delta", huber_delta, above=0)
         self.tau = checked_number("tau", tau, above=0)
@@ -153,11 +152,7 @@ class DRORegressionTask(BaseTask):
                 f"{tuple(prediction.shape)}"
             )
         residual = at_least_float32(prediction) - at_least_float32(target)
-        if self.loss == "squared":
-            return residual.square()
-        if self.loss == "absolute":
-            return residual.abs()
-        return nn.functional.huber_loss(residual, torch.zeros_like(residual), reduction="none", delta=self.huber_delta)
+        return residual_losses(residual, self.loss, self.huber_delta)
 
     # ---------------------------------------------------------------- start
 

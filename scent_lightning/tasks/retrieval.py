@@ -21,7 +21,7 @@ from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32
 from scent_lightning.functional.full_ranking import Entries, top_of_all
-from scent_lightning.functional.proposals import correct_scores, log_inclusion_probability
+from scent_lightning.functional.proposals import correct_scores, log_inclusion_beside
 from scent_lightning.modules.towers import EmbeddingTower
 from scent_lightning.optim import RowSparseAdam
 from scent_lightning.tasks.batches import class_numbers, three_parts
@@ -311,8 +311,7 @@ class RetrievalTask(ItemRankingTask):
         """Log-probability of each item to be in the other rows of a batch, shape ``(K,)``."""
         pairs = self._pairs("correction 'frequency' of in-batch negatives")
         if self._log_probability is None or self._log_probability[0] != rows or self._log_probability[1] is not pairs:
-            others = max(len(pairs) - 1, 1)
-            found = log_inclusion_probability(pairs.counts.clamp(max=others), others, min(rows - 1, others))
+            found = log_inclusion_beside(pairs.counts, len(pairs), rows)
             self._log_probability = rows, pairs, found.float()
         return self._log_probability[2]
 

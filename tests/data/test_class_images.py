@@ -2,12 +2,10 @@
 
 import sys
 
-import lightning as L
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from PIL import Image
 from torch import nn
 from torchvision.transforms import v2
@@ -18,7 +16,7 @@ from scent_lightning.duals import SCENT
 from scent_lightning.errors import InputError
 from scent_lightning.tasks import ExtremeClassificationTask
 from tests.conftest import ROOT
-from tests.helpers import quiet_trainer
+from tests.helpers import assert_resumed_is_the_same
 
 CLASSES = ("ant", "bee", "cat", "dog")
 
@@ -125,23 +123,13 @@ def test_a_checkpoint_keeps_the_classes(folder, tmp_path):
 def test_resumed_within_an_epoch_it_is_the_same(folder):
     """The augmentation as well."""
 
-    def run(checkpoint=None):
-        L.seed_everything(0, verbose=False)
+    def make():
         data = module(folder)
         data.setup("fit")
         network = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.Tanh())
-        task = ExtremeClassificationTask(5, data.num_classes, data.num_anchors, SCENT(), backbone=network, lr=1.0)
-        keep = ModelCheckpoint(folder / str(checkpoint is None), "{step}", every_n_train_steps=4, save_top_k=-1)
-        quiet_trainer(max_epochs=3, enable_checkpointing=True, callbacks=[keep], limit_val_batches=0).fit(
-            task, datamodule=data, ckpt_path=checkpoint
-        )
-        return task.state_dict()
+        return ExtremeClassificationTask(5, data.num_classes, data.num_anchors, SCENT(), backbone=network, lr=1.0), data
 
-    straight = run()
-    resumed = run(folder / "True" / "step=4.ckpt")  # of 3 steps an epoch
-    for name, value in straight.items():
-        if torch.is_tensor(value):
-            assert torch.equal(value, resumed[name]), name
+    assert_resumed_is_the_same(make, folder, step=4, max_epochs=3)  # of 3 steps an epoch
 
 
 def test_the_command_line(folder, monkeypatch):

@@ -8,7 +8,6 @@ import lightning as L
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from scent_lightning.cli import main
@@ -16,7 +15,7 @@ from scent_lightning.data import RankingDataModule
 from scent_lightning.duals import BSGD, MSVR, SCENT, SOX
 from scent_lightning.errors import InputError
 from scent_lightning.tasks import RankingTask
-from tests.helpers import quiet_trainer
+from tests.helpers import assert_resumed_is_the_same, quiet_trainer
 
 
 @pytest.fixture(scope="module")
@@ -119,22 +118,12 @@ def test_drawn_lists_train_to_the_optimum_of_the_whole_ones(folder, dual):
 def test_resumed_within_an_epoch_it_is_the_same(folder, tmp_path):
     """The draws of the lists as well."""
 
-    def run(checkpoint=None):
-        L.seed_everything(0, verbose=False)
+    def make():
         data = RankingDataModule(str(folder), batch_size=32, list_size=8)
         data.setup("fit")
-        task = RankingTask(data.num_features, data.num_anchors, SCENT())
-        keep = ModelCheckpoint(tmp_path / str(checkpoint is None), "{step}", every_n_train_steps=4, save_top_k=-1)
-        quiet_trainer(max_epochs=2, enable_checkpointing=True, callbacks=[keep], limit_val_batches=0).fit(
-            task, datamodule=data, ckpt_path=checkpoint
-        )
-        return task.state_dict()
+        return RankingTask(data.num_features, data.num_anchors, SCENT()), data
 
-    straight = run()
-    resumed = run(tmp_path / "True" / "step=4.ckpt")  # of 6 steps an epoch
-    for name, value in straight.items():
-        if torch.is_tensor(value):
-            assert torch.equal(value, resumed[name]), name
+    assert_resumed_is_the_same(make, tmp_path, step=4, max_epochs=2)  # of 6 steps an epoch
 
 
 def test_the_command_line(folder, tmp_path, capsys):

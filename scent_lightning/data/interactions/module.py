@@ -14,6 +14,7 @@ import torch
 
 from scent_lightning.data.base import IndexedDataModule
 from scent_lightning.data.fingerprint import fingerprint
+from scent_lightning.data.fractions import check_fractions
 from scent_lightning.data.indexed import IndexedRows
 from scent_lightning.data.interactions.held_out import LeaveOut, left_out
 from scent_lightning.data.interactions.ngrams import NGrams, hashed_ngrams
@@ -23,7 +24,7 @@ from scent_lightning.data.interactions.read import KNOWN, Columns, Names, Read, 
 from scent_lightning.data.interactions.rows import QueryRows, TrainingRows
 from scent_lightning.data.strings import Strings
 from scent_lightning.errors import InputError
-from scent_lightning.validation import checked_choice, checked_integer, checked_number
+from scent_lightning.validation import checked_choice, checked_integer
 from scent_lightning.words import listed, rows_in_words
 
 __all__ = ["InteractionsDataModule"]
@@ -133,10 +134,7 @@ class InteractionsDataModule(IndexedDataModule):
                 checked_choice(name, ngrams, get_args(NGrams))
         if leave_out == "query" and query_ngrams is None:
             raise InputError("leave_out 'query' needs query_ngrams: a query that is a number alone cannot be new")
-        for name, value in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
-            checked_number(name, value, least=0, below=1)
-        if val_fraction + test_fraction >= 1:
-            raise InputError(f"val_fraction + test_fraction must be below 1, got {val_fraction} + {test_fraction}")
+        check_fractions(val_fraction, test_fraction)
         self.dataset = dataset
         self.files = {"val": val_file, "test": test_file}
         self.leave_out: LeaveOut = "none" if given else leave_out or "one"
