@@ -13,7 +13,7 @@ __all__ = ["announce"]
 TAG = "data"  # of the text in the log
 
 
-def announce(trainer: L.Trainer, anchors: Mapping[str, int]) -> None:
+def announce(trainer: L.Trainer, anchors: Mapping[str, int], more: Mapping[str, str] | None = None) -> None:
     """Say what the data module has read, and for how many anchors there are dual variables.
 
     Rank 0 says it, by Lightning's logging, and in the log of each logger that takes text, as TensorBoard's does, under
@@ -23,6 +23,7 @@ def announce(trainer: L.Trainer, anchors: Mapping[str, int]) -> None:
     Args:
         trainer: at the start of its fit.
         anchors: number of anchors of each dual variable by its name.
+        more: further words by name.
     """
     if not trainer.is_global_zero:
         return
@@ -30,6 +31,7 @@ def announce(trainer: L.Trainer, anchors: Mapping[str, int]) -> None:
     said: dict[str, str] = dict(datamodule.data_summary()) if hasattr(datamodule, "data_summary") else {}
     if anchors:
         said["anchors"] = ", ".join(f"{count:,} ({name})" for name, count in anchors.items())
+    said |= more or {}
     if not said:
         return
     title = "Data" if datamodule is None else f"Data of {type(datamodule).__name__}"

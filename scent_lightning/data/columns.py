@@ -12,13 +12,22 @@ import pandas as pd
 from scent_lightning.errors import InputError
 from scent_lightning.words import listed
 
-__all__ = ["check_range", "check_resolution", "constant_columns", "counts_rows", "mean_and_scale", "numbers"]
+__all__ = [
+    "check_range",
+    "check_resolution",
+    "constant_columns",
+    "counts_rows",
+    "mean_and_scale",
+    "names_rows",
+    "numbers",
+]
 
 Array = npt.NDArray[Any]
 
 NAMED = 5  # columns or rows in a message
 _DATES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
 _ENCODE = "; encode (--data.encode true) makes numbers of texts"
+_NAMES_OF_NAMES = {"id", "ids", "identifier", "idx", "index", "key", "uuid", "guid"}
 _TOLERANCE = 0.01  # rounding may take this fraction of a column's standard deviation
 
 
@@ -41,6 +50,14 @@ def counts_rows(column: pd.Series) -> bool:
         return False
     values = column.to_numpy()
     return values[0] in (0, 1) and bool((values == np.arange(len(values)) + values[0]).all())
+
+
+def names_rows(column: pd.Series) -> bool:
+    """Whether a column looks like the numbers by which someone calls the rows: whole, all different, named so."""
+    if not pd.api.types.is_integer_dtype(column) or len(column) < 3 or not column.is_unique:
+        return False
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", str(column.name))
+    return any(word.lower() in _NAMES_OF_NAMES for word in words)
 
 
 def _hint(column: pd.Series) -> str:

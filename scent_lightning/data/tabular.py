@@ -19,6 +19,7 @@ from scent_lightning.data.columns import (
     constant_columns,
     counts_rows,
     mean_and_scale,
+    names_rows,
     numbers,
 )
 from scent_lightning.data.encoding import Encoding, encode, learn_encoding, source_columns
@@ -303,5 +304,11 @@ class TabularRegressionDataModule(IndexedDataModule):
             self.warn(
                 f"{self.dataset}: column {listed(counting, NAMED)} counts the rows and is a feature like the others; "
                 "if it is an index, leave it out by naming the others in features"
+            )
+        naming = [name for name in columns if name not in counting and names_rows(frame[name])]
+        if naming:
+            self.warn(
+                f"{self.dataset}: column {listed(naming, NAMED)} has another number in each row and is a feature like "
+                "the others; if it only names the rows, leave it out by naming the others in features"
             )
         return columns

@@ -309,7 +309,12 @@ class DualVariableMixin(PreviousWeightsMixin):
             variable.check_trainable()
         if rows_changed(self.trainer, self.if_changed_data):
             self.reset_duals()
-        announce(self.trainer, {variable.name: variable.num_anchors for variable in self._variables()})
+        anchors = {variable.name: variable.num_anchors for variable in self._variables()}
+        announce(self.trainer, anchors, self.fit_summary())
+
+    def fit_summary(self) -> dict[str, str]:
+        """What a fit says at its start besides what was read, by name; a subclass gives it."""
+        return {}
 
     def to_torchscript(
         self, file_path: Any = None, method: str | None = "script", example_inputs: Any = None, **kwargs: Any

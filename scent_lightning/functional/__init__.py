@@ -14,6 +14,7 @@ from scent_lightning.functional.contrastive import (
     contrastive_loss,
     contrastive_scores,
 )
+from scent_lightning.functional.effective_rows import effective_rows, temperature_for
 from scent_lightning.functional.lambert import lambert_w, lambert_w_of_log, proximal_scale
 from scent_lightning.functional.log_mean_exp import (
     NO_SCORE,
@@ -78,6 +79,7 @@ __all__ = [
     "contrastive_loss",
     "contrastive_scores",
     "correct_scores",
+    "effective_rows",
     "exponential_objective",
     "exponential_objective_from",
     "guard",
@@ -107,6 +109,7 @@ __all__ = [
     "softplus_asgd_step",
     "softplus_objective",
     "sox_step",
+    "temperature_for",
     "umax_step",
     "wide",
     "wide_dtype",

@@ -4,6 +4,7 @@ The function ``partial_auc`` is not repeated here, because its name is that of i
 ``from scent_lightning.metrics.partial_auc import partial_auc``.
 """
 
+from scent_lightning.metrics.effective_rows import EffectiveRows
 from scent_lightning.metrics.entropic_risk import EntropicRisk
 from scent_lightning.metrics.multi_label import PrecisionAtK, PropensityScoredPrecision, RecallAtK, label_propensities
 from scent_lightning.metrics.partial_auc import (
@@ -31,6 +32,7 @@ from scent_lightning.metrics.zero_shot import ZeroShotAccuracy
 
 __all__ = [
     "CaptionRecall",
+    "EffectiveRows",
     "EntropicRisk",
     "GradedNDCG",
     "ListMRR",

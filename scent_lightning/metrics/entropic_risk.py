@@ -13,7 +13,7 @@ from scent_lightning.validation import checked_number
 __all__ = ["EntropicRisk"]
 
 
-def _log_sum_exp_over_processes(stacked: Tensor) -> Tensor:
+def log_sum_exp_over_processes(stacked: Tensor) -> Tensor:
     return torch.logsumexp(stacked, dim=0)
 
 
@@ -49,7 +49,7 @@ class EntropicRisk(Metric):
         super().__init__()
         self.tau = checked_number("tau", tau, above=0)
         self.add_state(
-            "log_sum_exp", torch.tensor(-math.inf, dtype=torch.float64), dist_reduce_fx=_log_sum_exp_over_processes
+            "log_sum_exp", torch.tensor(-math.inf, dtype=torch.float64), dist_reduce_fx=log_sum_exp_over_processes
         )
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 

@@ -9,18 +9,22 @@ from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader
 from torchmetrics import MaxMetric, MeanSquaredError
 
+from scent_lightning.callbacks.lookup import tensorboard_loggers
+from scent_lightning.distributed import is_distributed, of_all_processes
 from scent_lightning.duals import DualUpdate
 from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import InputError
 from scent_lightning.functional import ResidualLoss, at_least_float32, residual_losses
-from scent_lightning.metrics import EntropicRisk
+from scent_lightning.metrics import EffectiveRows, EntropicRisk
 from scent_lightning.private_api import trainer_of
 from scent_lightning.tasks.base import BaseTask
 from scent_lightning.tasks.batches import check_rows, three_parts
+from scent_lightning.tasks.temperature import TemperatureOfRows
 from scent_lightning.tasks.training import LearningRate, LearningRateSchedule
 from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
@@ -29,6 +33,7 @@ __all__ = ["DRORegressionTask"]
 Batch = tuple[Tensor, Tensor, Tensor]
 Initial = Literal["least_squares", "zeros"]
 _ANCHOR = "nu"
+_MOST_FEATURES = 1000  # of a network, for which least squares is worked out only to tell how large the losses are
 
 
 class DRORegressionTask(BaseTask):
@@ -41,8 +46,10 @@ class DRORegressionTask(BaseTask):
     training set, and so one dual variable, ``nu``; at the optimum τ·ν is the objective itself.
 
     Logs ``train/loss`` (dual objective of the batch), and for validation and test ``…/entropic_risk`` (the objective,
-    exact over the rows), ``…/rmse`` and ``…/worst_loss``. ``predict`` gives for each row its index, the prediction, the
-    loss and the worst-case weight :math:`p_i \propto \exp(\text{loss}_i / \tau)` among all rows predicted.
+    exact over the rows), ``…/rmse``, ``…/worst_loss`` and ``…/effective_rows``: how many rows carry the objective. A
+    fit begins with what τ means for the training rows, in words and as ``temperature/effective_rows`` in TensorBoard.
+    ``predict`` gives for each row its index, the prediction, the loss and the worst-case weight
+    :math:`p_i \propto \exp(\text{loss}_i / \tau)` among all rows predicted.
 
     Args:
         num_features: number of features d; the command line takes it from the data module.
@@ -119,6 +126,7 @@ class DRORegressionTask(BaseTask):
         self.is_linear = network is None
         self.network = network if network is not None else nn.Linear(num_features, 1)
         self._started = False
+        self.temperature: TemperatureOfRows | None = None
         if self.is_linear:
             for parameter in self.network.parameters():
                 nn.init.zeros_(parameter)
@@ -128,6 +136,7 @@ class DRORegressionTask(BaseTask):
             "entropic_risk": EntropicRisk(self.tau),
             "rmse": MeanSquaredError(squared=False),
             "worst_loss": MaxMetric(),
+            "effective_rows": EffectiveRows(self.tau),
         }
         self.add_metrics(metrics, prog_bar=["entropic_risk"])
         self._log_total: Tensor | None = None
@@ -164,37 +173,89 @@ class DRORegressionTask(BaseTask):
         Args:
             loader: yields ``(features, target, …)`` batches.
         """
+        self._set_linear(self._least_squares(loader))
+
+    def _set_linear(self, solution: Tensor) -> None:
         linear = cast(nn.Linear, self.network)
-        size = linear.in_features + 1
-        gram, moment = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
-        for features, target, *_ in loader:
-            check_rows("target", target, len(features))
-            rows = torch.cat([features.double().cpu(), torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
-            gram += rows.T @ rows
-            moment += rows.T @ target.double().cpu()
-        if trainer_of(self) is not None and self.trainer.world_size > 1:
-            strategy = self.trainer.strategy
-            sums = [part.to(strategy.root_device) for part in (gram, moment)]
-            gram, moment = (cast(Tensor, strategy.reduce(part, reduce_op="sum")).cpu() for part in sums)
-        solution = torch.linalg.lstsq(gram, moment.unsqueeze(1), driver="gelsd").solution.squeeze(1)
         with torch.no_grad():
             linear.weight.copy_(solution[:-1].unsqueeze(0))
             linear.bias.copy_(solution[-1:])
 
+    def _least_squares(self, loader: Any) -> Tensor:
+        """Weights and intercept, shape ``(d + 1,)``, over the rows of all processes, in float64."""
+        gram, moment = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        for features, target, *_ in loader:
+            check_rows("target", target, len(features))
+            rows = _with_intercept(features)
+            gram = gram + rows.T @ rows
+            moment = moment + rows.T @ target.double().cpu()
+        if trainer_of(self) is not None and self.trainer.world_size > 1:
+            strategy = self.trainer.strategy
+            sums = [part.to(strategy.root_device) for part in (gram, moment)]
+            gram, moment = (cast(Tensor, strategy.reduce(part, reduce_op="sum")).cpu() for part in sums)
+        solution: Tensor = torch.linalg.lstsq(gram, moment.unsqueeze(1), driver="gelsd").solution.squeeze(1)
+        return solution
+
+    def _look_at_temperature(self, datamodule: Any, solution: Tensor | None) -> None:
+        """Keep what tau means for the training rows: their losses at least squares."""
+        if solution is None:
+            features = next(iter(datamodule.train_dataloader()))[0]
+            if features.ndim != 2 or features.shape[1] > _MOST_FEATURES:
+                return
+            solution = self._least_squares(datamodule.train_dataloader())
+        losses = torch.cat(
+            [
+                self.losses(_with_intercept(features) @ solution, target.double().cpu())
+                for features, target, *_ in datamodule.train_dataloader()
+            ]
+        )
+        if is_distributed():
+            losses = of_all_processes(losses.to(self.trainer.strategy.root_device)).cpu()
+        self.temperature = TemperatureOfRows(losses, self.tau)
+
     def setup(self, stage: str) -> None:
-        """Start the linear model at least squares, before the first training only."""
+        """Start the linear model at least squares, before the first training only; look at what tau means."""
         if stage != "fit" or self._started:
             return
         self._started = True
-        if not self.is_linear or self.initial != "least_squares":
-            return
+        starts = self.is_linear and self.initial == "least_squares"
         datamodule = getattr(self.trainer, "datamodule", None)
         if datamodule is None:
-            raise InputError(
-                "initial='least_squares' needs a data module; without one, pass initial='zeros' and call "
-                "start_at_least_squares(loader)"
-            )
-        self.start_at_least_squares(datamodule.train_dataloader())
+            if starts:
+                raise InputError(
+                    "initial='least_squares' needs a data module; without one, pass initial='zeros' and call "
+                    "start_at_least_squares(loader)"
+                )
+            return
+        solution = None
+        if starts:
+            solution = self._least_squares(datamodule.train_dataloader())
+            self._set_linear(solution)
+        with torch.random.fork_rng(devices=[]):  # a loader draws a number, and what follows is to stay as it is
+            self._look_at_temperature(datamodule, solution)
+
+    def fit_summary(self) -> dict[str, str]:
+        """How many of the training rows tau looks at."""
+        return {} if self.temperature is None else {"temperature": self.temperature.in_words()}
+
+    def on_fit_start(self) -> None:
+        """Show what tau means for the training rows."""
+        super().on_fit_start()
+        if self.temperature is None or not self.trainer.is_global_zero:
+            return
+        if (warning := self.temperature.warning()) is not None:
+            rank_zero_warn(warning)
+        for logger in tensorboard_loggers(self.trainer):
+            logger.experiment.add_figure("temperature/effective_rows", self.temperature.figure(), 0)
+
+    def on_fit_end(self) -> None:
+        """Tell where the objective hangs on one row."""
+        super().on_fit_end()
+        effective = self.trainer.callback_metrics.get("val/effective_rows")
+        if self.temperature is not None and effective is not None:
+            warning = self.temperature.warning_at_end(float(effective))
+            if warning is not None:
+                rank_zero_warn(warning)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Loaded weights are not to be overwritten by least squares."""
@@ -276,6 +337,11 @@ class DRORegressionTask(BaseTask):
         log_weights = losses.double() / self.tau
         log_total = torch.logsumexp(log_weights, dim=0) if self._log_total is None else self._log_total
         return {"index": index, "prediction": prediction, "loss": losses, "weight": torch.exp(log_weights - log_total)}
+
+
+def _with_intercept(features: Tensor) -> Tensor:
+    """Features in float64 with a column of ones, shape ``(B, d + 1)``."""
+    return torch.cat([features.double().cpu(), torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
 
 
 def _again(loader: Any) -> Any:

@@ -338,6 +338,29 @@ def test_a_column_that_counts_the_rows_is_used_aloud(table, tmp_path, start):
         assert TabularRegressionDataModule(path, target="y", batch_size=4).num_features == 4
 
 
+@pytest.mark.parametrize("name", ["id", "customer_id", "CustomerID", "Row key", "orderId"])
+def test_a_column_of_names_is_used_aloud(table, tmp_path, name):
+    numbers = np.random.default_rng(0).permutation(90)[:30] * 17
+    path = write(table.assign(**{name: numbers}), tmp_path)
+    with pytest.warns(UserWarning, match=f"column '?{name}'? has another number in each row and is a feature like"):
+        assert TabularRegressionDataModule(path, target="y", batch_size=4).num_features == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("width", range(100, 130)),
+        ("id", [1, 1, *range(28)]),
+        ("id", np.arange(30) / 7),
+        ("humidity", range(5, 35)),
+    ],
+)
+def test_other_columns_are_features_without_a_word(table, tmp_path, recwarn, name, numbers):
+    path = write(table.assign(**{name: numbers}), tmp_path)
+    assert TabularRegressionDataModule(path, target="y", batch_size=4).num_features == 4
+    assert not [each for each in recwarn if "in each row" in str(each.message)]
+
+
 def test_features_far_from_zero_are_centred_in_float64(tmp_path):
     frame = pd.DataFrame({"stamp": 1_700_000_000_000_000_000 + np.arange(1000) ** 2 * 10**6, "y": np.arange(1000.0)})
     features, _, _ = rows_of(
