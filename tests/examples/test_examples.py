@@ -325,19 +325,23 @@ def test_trials_of_step_sizes_and_their_figure(tmp_path, data_dir):
 @pytest.mark.slow
 def test_auto_on_new_problems_goes_on_where_it_stopped(tmp_path):
     """One problem of each kind; a second seed is run beside the first, which is not run again."""
-    problems = ["diabetes, τ 0.2", "digit 8, 4 negatives", "digits"]
-    arguments = ["--problems", *problems, "--epochs", 3, "--workers", 2, "--out", tmp_path, "--seeds"]
-    first = json.loads(script(tmp_path, "auto_on_new_problems.py", *arguments, 0).strip().splitlines()[-1])
-    count = len((tmp_path / "runs.csv").read_text().splitlines()) - 1
-    again = json.loads(script(tmp_path, "auto_on_new_problems.py", *arguments, 0, 1).strip().splitlines()[-1])
-    assert len((tmp_path / "runs.csv").read_text().splitlines()) - 1 == 2 * count
-    for found in (first, again):
-        assert set(found) == set(problems)
-        for values in found.values():  # after three epochs, of steps to be compared only where the bias is large
-            assert 0 < values["by hand, either step"] <= values["by hand"] <= values["BSGD"]
-            assert 0 < values["auto"] < 3 * values["BSGD"]
-            assert 0 < values["nothing set"] < 10 * values["BSGD"]
-        assert found["digits"]["by hand"] < found["digits"]["auto"] < 0.8 * found["digits"]["BSGD"]
+    problems = ["diabetes, τ 0.2", "breast cancer, 2 negatives", "digits"]
+    arguments = ["--epochs", 3, "--workers", 2, "--out", tmp_path]
+
+    def results(problems, *seeds):
+        output = script(tmp_path, "auto_on_new_problems.py", "--problems", *problems, "--seeds", *seeds, *arguments)
+        lines = (tmp_path / "runs.csv").read_text().splitlines()
+        return json.loads(output.strip().splitlines()[-1]), sum(line.startswith(f'"{problems[0]}"') for line in lines)
+
+    (first, count), (again, both) = results(problems, 0), results(problems[:2], 0, 1)
+    assert both == 2 * count > 0
+    assert (list(first), list(again)) == (problems, problems[:2])
+    for values in (*first.values(), *again.values()):
+        # After three epochs, of steps to be compared only where the bias is large.
+        assert 0 < values["by hand, either step"] <= values["by hand"] <= values["BSGD"]
+        assert 0 < values["auto"] < 3 * values["BSGD"]
+        assert 0 < values["nothing set"] < 10 * values["BSGD"]
+    assert first["digits"]["by hand"] < first["digits"]["auto"] < 0.8 * first["digits"]["BSGD"]
 
 
 def test_learning_rates_go_on_where_they_stopped(tmp_path, data_dir):
