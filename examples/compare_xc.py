@@ -47,7 +47,7 @@ SETTINGS: dict[str, tuple[float | None, dict[str, Any]]] = {
 GUARD = 1.0
 UNGUARDED = ("BSGD", "ASGD", "SoftplusASGD", "UMax", "SOX")
 MORE = tuple(f"{method} {added}" for added in ("guard", "proximal") for method in UNGUARDED)
-CURVE_ROWS, FINAL_ROWS = 2000, 8000
+ROWS = 8000  # of each split, looked at after every epoch
 
 
 def setting(method: str) -> tuple[float | None, dict[str, Any]]:
@@ -68,12 +68,10 @@ class Curve(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, ExtremeClassificationTask)
-        last = trainer.current_epoch + 1 == trainer.max_epochs
         row: dict[str, Any] = {"epoch": trainer.current_epoch + 1}
         for split, (features, labels) in self.rows.items():
-            count = FINAL_ROWS if last else CURVE_ROWS
             with torch.no_grad():
-                cross_entropy, rank = pl_module.exact_cross_entropy(features[:count], labels[:count])
+                cross_entropy, rank = pl_module.exact_cross_entropy(features, labels)
             row |= {
                 f"{split}_cross_entropy": cross_entropy.mean().item(),
                 f"{split}_top1": (rank < 1).double().mean().item(),
@@ -85,7 +83,7 @@ def fixed_rows(path: str, split: str) -> tuple[Tensor, Tensor]:
     """The same random rows of a split every time."""
     features = np.load(f"{path}/{split}/features.npy", mmap_mode="r")
     labels = np.load(f"{path}/{split}/labels.npy", mmap_mode="r")
-    chosen = np.random.default_rng(0).permutation(len(labels))[:FINAL_ROWS]
+    chosen = np.random.default_rng(0).permutation(len(labels))[:ROWS]
     return torch.from_numpy(features[chosen].astype(np.float32)), torch.from_numpy(labels[chosen].astype(np.int64))
 
 

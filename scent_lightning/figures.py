@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COLOURS", "METHOD_COLOURS", "colour_of", "new_figure", "save", "style"]
 
-# Okabe & Ito's palette, "Color universal design" (2008); its yellow is too faint for lines on white, brown in its place.
+# Okabe & Ito's palette, "Color universal design" (2008); its yellow is too faint for lines on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A3B00")
 
 # A method has its colour and its marker in every picture.

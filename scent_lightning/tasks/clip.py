@@ -316,7 +316,10 @@ class CLIPTask(BaseTask):
     # ---------------------------------------------------------------- optimiser
 
     def trained_parameters(self) -> list[Any]:
-        """In groups, with open_clip's exclusions from weight decay and a learning rate of its own for τ."""
+        """In groups, with open_clip's exclusions from weight decay and a learning rate of its own for τ.
+
+        Each has a name, by which Lightning's ``LearningRateMonitor`` logs its rate: ``lr-AdamW/tau``.
+        """
         plain: list[Tensor] = []
         decayed: list[Tensor] = []
         for name, parameter in self.model.named_parameters():
@@ -324,11 +327,11 @@ class CLIPTask(BaseTask):
                 gain_or_bias = parameter.ndim < 2 or any(part in name for part in ("bn", "ln", "bias", "logit_scale"))
                 (plain if gain_or_bias else decayed).append(parameter)
         groups: list[dict[str, Any]] = [
-            {"params": plain, "weight_decay": 0.0},
-            {"params": decayed, "weight_decay": self.weight_decay},
+            {"name": "gains_and_biases", "params": plain, "weight_decay": 0.0},
+            {"name": "weights", "params": decayed, "weight_decay": self.weight_decay},
         ]
         if self.tau.requires_grad:
-            groups.append({"params": [self.tau], "lr": self.tau_lr, "weight_decay": 0.0})
+            groups.append({"name": "tau", "params": [self.tau], "lr": self.tau_lr, "weight_decay": 0.0})
         return [group for group in groups if group["params"]]
 
     def configure_optimizer(self, parameters: list[Any]) -> Optimizer:
