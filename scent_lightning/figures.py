@@ -32,7 +32,7 @@ METHOD_COLOURS = {
 
 _LOOK: dict[str, Any] = {
     "font.size": 9,
-    "axes.titlesize": 10,
+    "axes.titlesize": 9,
     "axes.labelsize": 9,
     "legend.fontsize": 8,
     "legend.frameon": False,
@@ -66,7 +66,7 @@ def colour_of(method: str, among: list[str] | None = None) -> str:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The look of the pictures, within a ``with`` block."""
+    """The look of the pictures, within a ``with`` block, or of a function that draws: ``@style()``."""
     import matplotlib
     from cycler import cycler
 
@@ -75,7 +75,9 @@ def style() -> Iterator[None]:
         yield
 
 
-def new_figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = (4.0, 3.2), **more: Any) -> tuple[Any, Any]:
+def new_figure(
+    rows: int = 1, columns: int = 1, size: tuple[float, float] = (4.0, 3.2), **more: Any
+) -> tuple[Figure, Any]:
     """A figure in the package's look, and its panels.
 
     Args:

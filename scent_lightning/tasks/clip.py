@@ -281,13 +281,14 @@ class CLIPTask(BaseTask):
         """Embed the batch; recall is logged at the end.
 
         Returns:
-            ``index``, ``image`` and ``text`` embeddings of each pair, for callbacks.
+            ``index``, ``image`` and ``text`` embeddings and ``group`` of each pair, for callbacks: those of one group,
+            which is that of the data or one for each text, are right for each other.
         """
         images, texts, group, index = _parts(batch)
         image, text = self(images, texts)
         group = text_group(texts) if group is None else group
         cast(RetrievalRecall, self.recalls[stage]).update(image, text, group, index)
-        return {"index": index, "image": image, "text": text}
+        return {"index": index, "image": image, "text": text, "group": group}
 
     def _log_recall(self, stage: str) -> None:
         metric = cast(RetrievalRecall, self.recalls[stage])
