@@ -187,8 +187,10 @@ def draw_predicted_against_true(
 
 
 def _legend_values(largest: float) -> list[float]:
-    """Powers of ten from 1 up to the largest count; three at most."""
-    powers = [10.0**power for power in range(max(math.floor(math.log10(max(largest, 1.0))), 0) + 1)]
+    """Powers of ten from 1 up to the largest count, three at most; where there is but one, the largest, too."""
+    powers = [10.0**power for power in range(math.floor(math.log10(max(largest, 1.0))) + 1)]
+    if len(powers) == 1 and largest >= 2:
+        return [1.0, float(round(largest))]
     return powers if len(powers) <= 3 else [powers[0], powers[len(powers) // 2], powers[-1]]
 
 
