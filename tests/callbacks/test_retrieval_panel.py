@@ -84,7 +84,7 @@ def test_long_captions_have_two_lines(caption):
     assert drawn.count("\n") <= 1
     assert max(map(len, drawn.split("\n"))) <= 66
     assert drawn.replace("\n", " ").endswith("[right one at rank 6]")
-    assert drawn.startswith(caption[:8].strip())
+    assert drawn.startswith(caption[:3])
 
 
 def test_panel_in_tensorboard(tmp_path):
