@@ -27,12 +27,13 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from resumable import bare_trainer, dual_update, read_rows, run_missing, settings, silent_process, spread
+from resumable import bare_trainer, dual_update, of_seeds, read_rows, run_missing, settings, silent_process, spread
 from torch import Tensor, nn
 
 from scent_lightning.data import IndexedTensorDataset, batch_loader
 from scent_lightning.duals import ContrastiveSamples, DualUpdate, DualVariableMixin
 from scent_lightning.errors import DualDivergenceError, InputError
+from scent_lightning.figures import look_of, new_figure, note, save, style
 from scent_lightning.functional import contrastive_log_means
 from scent_lightning.metrics import RetrievalRecall
 
@@ -147,28 +148,24 @@ def table(rows: list[dict[str, Any]], batch_sizes: list[int], methods: list[str]
     return "\n".join(lines)
 
 
+@style()
 def draw(rows: list[dict[str, Any]], batch_sizes: list[int], methods: list[str], path: Path) -> None:
     """Exact cross-entropy of the training pairs, and recall of those held out, against the batch size."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    for panel, name, factor in zip(panels, FIGURES, (1, 100), strict=False):
-        for method in methods:
+    figure, panels = new_figure(1, 2, size=(4.6, 3.6))
+    for panel, name, factor in zip(panels[0], FIGURES, (1, 100), strict=False):
+        for place, method in enumerate(methods):
             found = [spread([factor * row[name] for row in chosen(rows, size, method)]) for size in batch_sizes]
             means, deviations = zip(*found, strict=True)
-            panel.errorbar(batch_sizes, means, deviations, label=method, marker="o", markersize=3, capsize=3)
+            shifted = [size * 1.03 ** (place - (len(methods) - 1) / 2) for size in batch_sizes]
+            panel.errorbar(shifted, means, deviations, label=method, capsize=2, **look_of(method, methods))
         panel.set_xscale("log", base=2)
         panel.set_xticks(batch_sizes, [str(size) for size in batch_sizes])
         panel.set_xlabel("pairs a batch")
-        panel.grid(alpha=0.3)
-    panels[0].set_title("training characters: cross-entropy among all of them")
-    panels[1].set_title("characters held out: recall at 1 (%)")
-    panels[1].legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    panels[0, 0].set(ylabel="cross-entropy (nats)", title="training characters: right partner among all of them")
+    panels[0, 1].set(ylabel="recall at 1 (%)", title="characters held out, both directions")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right center")
+    note(figure, of_seeds({row["seed"] for row in rows}, "bars: a standard deviation on either side"))
+    save(figure, path)
 
 
 def epochs_of(epochs: int, batch_size: int) -> int:

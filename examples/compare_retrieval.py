@@ -31,6 +31,7 @@ from resumable import bare_trainer, dual_update, read_rows, run_missing, silent_
 
 from scent_lightning.data import InteractionsDataModule
 from scent_lightning.errors import DualDivergenceError
+from scent_lightning.figures import look_of, mean_and_range, new_figure, note, save, style
 from scent_lightning.modules import HashedTextTower
 from scent_lightning.tasks import RetrievalTask
 
@@ -148,34 +149,43 @@ def table(found: dict[tuple[str, str], list[dict[str, Any]]], k: int) -> str:
     return "\n".join(lines)
 
 
-def figure(rows: list[dict[str, Any]], seed: int, k: int, path: Path) -> None:
-    """Recall and training cross-entropy against the learning rate, of one seed."""
-    import matplotlib
+@style()
+def figure(rows: list[dict[str, Any]], seeds: list[int], k: int, path: Path) -> None:
+    """Recall and training cross-entropy against the learning rate."""
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    for panel, name in zip(panels, ("recall", "train_cross_entropy"), strict=True):
-        for number, method in enumerate([*METHODS, "full"]):
-            for kind, style in (("plain", ":"), ("corrected", "-"), ("full", "--")):
-                mine = [r for r in rows if (r["kind"], r["method"], r["seed"]) == (kind, method, seed)]
-                mine.sort(key=lambda row: row["lr"])
-                if mine:
+    figure, panels = new_figure(1, 2, size=(4.6, 3.6))
+    rates = sorted({row["lr"] for row in rows})
+    for panel, name in zip(panels[0], ("recall", "train_cross_entropy"), strict=True):
+        for method in [*METHODS, "full"]:
+            for kind, line in (("plain", ":"), ("corrected", "-"), ("full", "--")):
+                mine = [r for r in rows if (r["kind"], r["method"]) == (kind, method) and r["seed"] in seeds]
+                found = {rate: [row[name] for row in mine if row["lr"] == rate] for rate in rates}
+                found = {rate: values for rate, values in found.items() if values}
+                if found:
                     label = method if kind == "full" else f"{method}, {kind}"
-                    values = [row[name] for row in mine]
-                    panel.plot([r["lr"] for r in mine], values, style, color=f"C{number}", marker="o", label=label)
-        rates = sorted({row["lr"] for row in rows if row["seed"] == seed})
+                    look = {**look_of(method, [*METHODS, "full"]), "linestyle": line}
+                    mean_and_range(panel, list(found), list(found.values()), label, **look)
         panel.set_xscale("log")
         panel.minorticks_off()
         panel.set_xticks(rates, [f"{rate:g}" for rate in rates])
-        panel.set_xlabel("learning rate")
-        panel.grid(alpha=0.3)
-    panels[1].set_yscale("log")
-    panels[0].set_title(f"recall@{k}, test")
-    panels[1].set_title("exact cross-entropy over all items, training")
-    panels[1].legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
+        panel.set_xlabel("learning rate of Adam")
+    panels[0, 0].set(ylabel=f"recall@{k}", title="test split, among all items")
+    panels[0, 1].set(yscale="log")
+    panels[0, 1].yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    panels[0, 1].yaxis.set_major_formatter(ScalarFormatter())
+    panels[0, 1].yaxis.set_minor_formatter(NullFormatter())
+    panels[0, 1].set(ylabel="softmax cross-entropy (nats)", title="training interactions, over all items")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right center")
+    note(figure, _which_seeds(rows, seeds))
+    save(figure, path)
+
+
+def _which_seeds(rows: list[dict[str, Any]], seeds: list[int]) -> str:
+    """How many seeds there are at each learning rate: all of them only at the best one of a method."""
+    if len(seeds) == 1:
+        return "one seed"
+    return f"one seed, and {len(seeds)} at the best rate of each method, mean and band from the least to the largest"
 
 
 def main() -> None:
@@ -215,7 +225,7 @@ def main() -> None:
     found = chosen([row for row in rows() if row["seed"] in arguments.seeds], methods, first)
     print(table(found, problem.k))
     print(f"the most popular items: recall@{problem.k} {popularity(arguments.data):.3f}")
-    figure(rows(), first, problem.k, arguments.out / f"{arguments.data}.png")
+    figure(rows(), arguments.seeds, problem.k, arguments.out / f"{arguments.data}.png")
     print(f"runs: {path}\nfigure: {arguments.out / f'{arguments.data}.png'}")
     recalls = {method: round(statistics.mean(row["recall"] for row in mine), 4) for method, mine in found.items()}
     summary: dict[str, Any] = {kind: {m: r for (of, m), r in recalls.items() if of == kind} for kind in kinds}

@@ -22,11 +22,12 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from resumable import bare_trainer, dual_update, read_rows, run_missing, settings, silent_process
+from resumable import bare_trainer, dual_update, of_seeds, read_rows, run_missing, settings, silent_process
 from torch import Tensor
 
 from scent_lightning.data import FeatureDataModule
 from scent_lightning.errors import DualDivergenceError
+from scent_lightning.figures import look_of, mean_and_range, new_figure, note, save, style
 from scent_lightning.tasks import ExtremeClassificationTask
 
 # Learning rate and arguments of the dual update, the best of what was tried for 10 epochs on the glyphs: learning rates
@@ -47,7 +48,7 @@ SETTINGS: dict[str, tuple[float | None, dict[str, Any]]] = {
 GUARD = 1.0
 UNGUARDED = ("BSGD", "ASGD", "SoftplusASGD", "UMax", "SOX")
 MORE = tuple(f"{method} {added}" for added in ("guard", "proximal") for method in UNGUARDED)
-CURVE_ROWS, FINAL_ROWS = 2000, 8000
+ROWS = 8000  # of each split, looked at after every epoch
 
 
 def setting(method: str) -> tuple[float | None, dict[str, Any]]:
@@ -68,12 +69,10 @@ class Curve(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, ExtremeClassificationTask)
-        last = trainer.current_epoch + 1 == trainer.max_epochs
         row: dict[str, Any] = {"epoch": trainer.current_epoch + 1}
         for split, (features, labels) in self.rows.items():
-            count = FINAL_ROWS if last else CURVE_ROWS
             with torch.no_grad():
-                cross_entropy, rank = pl_module.exact_cross_entropy(features[:count], labels[:count])
+                cross_entropy, rank = pl_module.exact_cross_entropy(features, labels)
             row |= {
                 f"{split}_cross_entropy": cross_entropy.mean().item(),
                 f"{split}_top1": (rank < 1).double().mean().item(),
@@ -85,7 +84,7 @@ def fixed_rows(path: str, split: str) -> tuple[Tensor, Tensor]:
     """The same random rows of a split every time."""
     features = np.load(f"{path}/{split}/features.npy", mmap_mode="r")
     labels = np.load(f"{path}/{split}/labels.npy", mmap_mode="r")
-    chosen = np.random.default_rng(0).permutation(len(labels))[:FINAL_ROWS]
+    chosen = np.random.default_rng(0).permutation(len(labels))[:ROWS]
     return torch.from_numpy(features[chosen].astype(np.float32)), torch.from_numpy(labels[chosen].astype(np.int64))
 
 
@@ -130,28 +129,25 @@ def table(rows: list[dict[str, Any]], methods: list[str], epochs: int) -> str:
     return "\n".join(lines)
 
 
+@style()
 def figure(rows: list[dict[str, Any]], methods: list[str], path: Path) -> None:
     """Cross-entropy against epochs, training and validation."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    for panel, split in zip(panels, ("train", "val"), strict=True):
+    figure, panels = new_figure(1, 2, size=(4.6, 3.6))
+    for panel, split in zip(panels[0], ("train", "val"), strict=True):
         for method in methods:
             mine = [row for row in rows if row["method"] == method]
-            # The last epoch's figures are over more rows than the others'.
-            epochs = sorted({row["epoch"] for row in mine})[:-1]
-            means = [statistics.mean(r[f"{split}_cross_entropy"] for r in mine if r["epoch"] == e) for e in epochs]
-            panel.plot(epochs, means, label=method, marker="o", markersize=3)
-        panel.set_yscale("log")
-        panel.set_xlabel("epoch")
-        panel.set_title({"train": "training rows", "val": "validation rows"}[split])
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("softmax cross-entropy")
-    panels[1].legend(frameon=False)
-    figure.savefig(path, dpi=150)
+            epochs = sorted({row["epoch"] for row in mine})
+            values = [[row[f"{split}_cross_entropy"] for row in mine if row["epoch"] == epoch] for epoch in epochs]
+            mean_and_range(
+                panel, epochs, values, method, **look_of(method, methods), markevery=max(len(epochs) // 5, 1)
+            )
+        panel.set(yscale="log", xlabel="epoch", title={"train": "training rows", "val": "validation rows"}[split])
+        panel.xaxis.get_major_locator().set_params(integer=True)
+    panels[0, 0].set_ylabel("softmax cross-entropy over all classes (nats)")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right center")
+    seeds = sorted({row["seed"] for row in rows})
+    note(figure, f"{ROWS:,} rows of each split after every epoch; {of_seeds(seeds)}")
+    save(figure, path)
 
 
 def main() -> None:

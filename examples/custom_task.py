@@ -53,6 +53,6 @@ if __name__ == "__main__":
     shared, noise = torch.randn(1000, 6) @ torch.randn(6, 20), 0.5
     views = IndexedTensorDataset(*(shared + noise * torch.randn(1000, 20) for _ in range(2)))
     task = TwoViews(len(views), SCENT(log_alpha=2.0, max_log_weight=2.0))
-    monitor = DualVariableMonitor(detail=True)
+    monitor = DualVariableMonitor()
     trainer = L.Trainer(accelerator="cpu", max_epochs=40, callbacks=[monitor], log_every_n_steps=10)
     trainer.fit(task, batch_loader(views, 100, shuffle=True), batch_loader(views, 1000, shuffle=False))

@@ -37,9 +37,14 @@ from resumable import read_rows, run_missing, silent_process
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 from step_size_trials import GLYPHS, PAUC, Rule, add_trial_arguments, kind, trial
 
+from scent_lightning.figures import COLOURS, mean_and_range, new_figure, note, save, style
+
 NEW = auto_on_new_problems.PROBLEMS
 PROBLEMS = (*CELLS, *NEW, *PAUC, GLYPHS)
-STEPS = {"gradient": "C3", "proximal": "C0"}
+STEPS: dict[str, dict[str, Any]] = {
+    "gradient": {"color": COLOURS[1], "marker": "s"},
+    "proximal": {"color": COLOURS[0], "marker": "o"},
+}
 PANELS = {
     "california_tau1.0": "California housing, τ 1",
     "pauc_32_tau0.1": "partial AUC, 32 negatives, τ 0.1",
@@ -146,35 +151,28 @@ def table(name: str, found: dict[str, dict[float, list[float]]]) -> str:
     return "\n".join(lines)
 
 
+@style()
 def figure(rows: list[dict[str, Any]], problems: list[str], path: Path) -> None:
-    """A panel for each problem."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(problems), figsize=(4 * len(problems), 3.5), layout="constrained", squeeze=False)
-    for panel, problem in zip(axes[0], problems, strict=True):
+    """A panel for each problem; a run that diverged is at its top."""
+    figure, panels = new_figure(1, len(problems), size=(3.5, 3.4))
+    for panel, problem in zip(panels[0], problems, strict=True):
         least = min(row["value"] for row in rows if row["problem"] == problem and row["value"] > 0)
         top = least * (100 if problem == GLYPHS else 1e6)
-        for step, color in STEPS.items():
-            found = {
-                factor: [min(value, top) for value in each] for factor, each in by_factor(rows, problem, step).items()
-            }
-            means = [statistics.mean(each) for each in found.values()]
-            panel.plot(list(found), means, color=color, label=f"{step} step", marker=".")
-            panel.fill_between(
-                list(found), *([of(each) for each in found.values()] for of in (min, max)), color=color, alpha=0.15
-            )
-        panel.axvline(1.0, color="0.8", linewidth=0.8, zorder=0)
-        panel.set(xscale="log", yscale="log", ylim=(0.7 * least, 1.4 * top))
+        for step, look in STEPS.items():
+            found = by_factor(rows, problem, step)
+            values = [[min(value, top) for value in each] for each in found.values()]
+            mean_and_range(panel, list(found), values, f"{step} step", **look)
+        panel.axvline(1.0, color="#555555", linewidth=0.9, linestyle=":", zorder=0)
+        panel.axhline(top, color="#555555", linewidth=0.9, linestyle="--", zorder=0)
+        panel.set(xscale="log", yscale="log", ylim=(0.7 * least, 1.4 * top), title=PANELS.get(problem, problem))
         panel.set_xlabel("learning rate / configured learning rate")
-        panel.set_ylabel("cross-entropy" if kind_of(problem) == "classification" else "gap to the optimum (%)")
-        panel.set_title(PANELS.get(problem, problem))
-        panel.grid(alpha=0.3)
-    axes[0][0].legend(frameon=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+        of_classes = kind_of(problem) == "classification"
+        panel.set_ylabel("cross-entropy (nats)" if of_classes else "gap to the optimum (%)")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=len(STEPS))
+    seeds = {len({row["seed"] for row in rows if row["problem"] == problem}) for problem in problems}
+    said = "one seed" if max(seeds) == 1 else f"mean; band: least to largest of {max(seeds)} seeds"
+    note(figure, said + " (without a band: of one)" * (len(seeds) > 1) + "; dashed: diverged, or worse than that")
+    save(figure, path)
 
 
 def main() -> None:

@@ -29,10 +29,15 @@ from resumable import bare_trainer, read_rows, run_missing, silent_process
 from scent_lightning.data import TabularRegressionDataModule
 from scent_lightning.duals import DualUpdate
 from scent_lightning.errors import DualDivergenceError
+from scent_lightning.figures import look_of, new_figure, note, save, style
 from scent_lightning.tasks import DRORegressionTask
 
 OTHERS = ("BSGD", "ASGD", "SoftplusASGD", "UMax", "SOX")
 MORE = tuple(f"{method} {added}" for added in ("clip", "proximal") for method in (*OTHERS, "SCENT"))
+VARIANTS: dict[str, dict[str, Any]] = {
+    "SCENT tuned": {"marker": "*", "markersize": 7},
+    "SCENT default": {"marker": "p", "markersize": 5},
+}
 METHODS = (*OTHERS, "SCENT", "SCENT tuned", "SCENT default")
 # Published means of ten runs.
 PUBLISHED = {
@@ -206,32 +211,31 @@ def table(runs: list[dict[str, Any]], optima: dict[str, float], methods: list[st
     return "\n".join(lines)
 
 
+@style()
 def figure(runs: list[dict[str, Any]], optima: dict[str, float], methods: list[str], path: Path) -> None:
     """Relative gap of every run, by cell and method, ours filled and the published means hollow."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(9, 4.2), layout="constrained")
-    colours = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
+    figure, panels = new_figure(size=(8.2, 4.0))
+    axes = panels[0, 0]
     for number, method in enumerate(methods):
+        look = {**look_of(method, methods), "linestyle": "", **VARIANTS.get(method, {})}
         for column, (cell, best) in enumerate(optima.items()):
-            place = column + (number - (len(methods) - 1) / 2) * 0.12
+            place = column + (number - (len(methods) - 1) / 2) * 0.8 / len(methods)
             found = [row for row in runs if (row["cell"], row["method"]) == (cell, method)]
             gaps = [100 * (row["objective"] / best - 1) for row in found if math.isfinite(row["objective"])]
-            label = method if column == 0 else None
-            axes.plot([place] * len(gaps), gaps, "o", color=colours[number], markersize=5, label=label)
+            axes.plot([place] * len(gaps), gaps, label=method if column == 0 else None, **look)
             if method in PUBLISHED[cell]:
                 gap = 100 * (PUBLISHED[cell][method] / best - 1)
-                axes.plot([place], [gap], "o", markerfacecolor="none", color=colours[number], markersize=8)
+                axes.plot([place], [gap], markerfacecolor="none", markersize=8, **look)
     axes.set_yscale("log")
     axes.set_xticks(range(len(optima)), [cell.replace("_tau", "\nτ = ") for cell in optima])
-    axes.set_ylabel("gap to the optimum, %")
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(ncol=len(methods), loc="upper center", bbox_to_anchor=(0.5, 1.12), frameon=False)
-    axes.set_title("filled: this package, one point a seed; hollow: published mean", fontsize=9, y=-0.27)
-    figure.savefig(path, dpi=150)
+    axes.grid(visible=False, axis="x")
+    axes.set_ylabel("gap to the exact optimum (%)")
+    figure.legend(*axes.get_legend_handles_labels(), ncols=len(methods), loc="outside upper center")
+    note(
+        figure,
+        "filled: this package, a point for each seed; hollow: mean of the published ten; diverged runs are left out",
+    )
+    save(figure, path)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import csv
 import logging
 import statistics
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,13 @@ def settings(lr: float | None, arguments: dict[str, Any]) -> str:
 def spread(values: list[float]) -> tuple[float, float]:
     """Mean, and standard deviation over the seeds (0 of one)."""
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def of_seeds(seeds: Collection[int], spread_is: str = "band: from the least to the largest") -> str:
+    """What a figure says of its lines."""
+    if len(seeds) == 1:
+        return "one seed"
+    return f"mean of {len(seeds)} seeds; {spread_is}"
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -31,10 +31,11 @@ import torch
 from torch import Tensor
 
 from scent_lightning import functional
+from scent_lightning.figures import COLOURS, look_of, new_figure, note, save, style
 
 MEANS, DEVIATIONS = (-1.0, -5.0, -10.0), (0.1, 0.3, 1.0)
 RUNS = [(mean, deviation) for mean in (-1.0, -10.0) for deviation in DEVIATIONS]
-METHODS = {"SCENT": "C0", "1/S": "C2", "ASGD": "C1", "ProximalPoint": "C4"}
+METHODS = {"SCENT": "SCENT", "1/S": "α = 1/S", "ASGD": "SGD", "ProximalPoint": "proximal point"}
 # Scores are cut this many deviations from their mean: the theorems are for bounded ones.
 CUT = 4.0
 Step = Callable[[Tensor, Tensor, int], Tensor]
@@ -228,42 +229,42 @@ def slope(lengths: list[int], errors: list[float]) -> float:
 # -------------------------------------------------------------------- the picture
 
 
+@style()
 def draw(
     by_pair: dict[str, dict[tuple[float, float], float]],
     runs: dict[str, tuple[list[int], Tensor]],
     horizon: dict[str, Any],
     path: Path,
 ) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 8.5), layout="constrained")
-    grid = figure.add_gridspec(3, 6)
-    left, right = figure.add_subplot(grid[0, :3]), figure.add_subplot(grid[0, 3:])
-    for i, mean in enumerate(MEANS):
-        for kind, style in (("published", "-"), ("best", "--")):
+    figure, panels = new_figure(3, 3, size=(3.5, 2.7))
+    ratio, bounds, curves = panels[0, 0], panels[0, 1], panels[1:].flatten()
+    panels[0, 2].axis("off")
+    for number, mean in enumerate(MEANS):
+        for kind, line in (("published", "-"), ("best", "--")):
             values = [by_pair[kind][mean, deviation] for deviation in DEVIATIONS]
-            left.plot(DEVIATIONS, values, f"C{i}{style}", marker="o", label=f"μ = {mean:g}, {kind} step sizes")
-    left.set(xlabel="σ", ylabel="error of SCENT / of SGD", xscale="log", yscale="log")
-    left.legend(frameon=False, fontsize=8)
-    for name, color in METHODS.items():
-        right.plot(horizon["lengths"], horizon["found"][name], color=color, marker=".", label=name)
+            look = {"color": COLOURS[5 + number], "marker": "o", "linestyle": line}
+            ratio.plot(DEVIATIONS, values, label=f"μ = {mean:g}, {kind} step sizes", **look)
+    ratio.set(xlabel="σ", ylabel="error of SCENT / error of SGD", xscale="log", yscale="log")
+    ratio.set_xticks(DEVIATIONS, [f"{deviation:g}" for deviation in DEVIATIONS])
+    ratio.minorticks_off()
+    ratio.legend(loc="upper left", bbox_to_anchor=(2.35, 1.0), title="first panel", alignment="left")
+    looks = {name: look_of(name, list(METHODS)) for name in METHODS}
+    for name, label in METHODS.items():
+        bounds.plot(horizon["lengths"], horizon["found"][name], label=label, **looks[name])
         if name in horizon["bounds"]:
-            right.plot(horizon["lengths"], horizon["bounds"][name], color=color, linestyle=":", linewidth=1)
-    right.plot(horizon["lengths"], horizon["bounds"]["least"], color="0.5", linestyle="--", label="(κ − 1)/(2T)")
-    right.set(
-        xlabel="samples T", ylabel="error", xscale="log", yscale="log", title="theorems' step sizes; dotted: bounds"
-    )
-    right.legend(frameon=False, fontsize=8)
-    panels = [figure.add_subplot(grid[1 + i // 3, 2 * (i % 3) : 2 * (i % 3) + 2]) for i in range(len(RUNS))]
-    for i, ((mean, deviation), panel) in enumerate(zip(RUNS, panels, strict=True)):
+            bounds.plot(horizon["lengths"], horizon["bounds"][name], color=looks[name]["color"], linestyle=":")
+    bounds.plot(horizon["lengths"], horizon["bounds"]["least"], color="#777777", linestyle="--", label="(κ − 1)/(2T)")
+    bounds.set(xlabel="samples T", ylabel="error F(ν) − F(ν*) (nats)", xscale="log", yscale="log")
+    bounds.set_title("step sizes of the theorems; dotted: bounds")
+    bounds.legend(loc="lower left", bbox_to_anchor=(1.15, 0.0), title="other panels", alignment="left")
+    for number, ((mean, deviation), panel) in enumerate(zip(RUNS, curves, strict=True)):
         for name, (steps, errors) in runs.items():
-            panel.plot(steps, errors[:, i], color=METHODS[name], linewidth=0.9, label=name)
+            panel.plot(steps, errors[:, number], color=looks[name]["color"], linewidth=0.9)
         panel.set(xscale="log", yscale="log", title=f"μ = {mean:g}, σ = {deviation:g}", xlabel="samples")
-    panels[0].set_ylabel("(ν − ν*)²")
-    panels[3].set_ylabel("(ν − ν*)²")
-    panels[0].legend(frameon=False, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+        if number % 3 == 0:
+            panel.set_ylabel("(ν − ν*)² of one run (nats²)")
+    note(figure, "first two panels: means over runs; others: one run each, with the published step sizes")
+    save(figure, path)
 
 
 def main() -> None:

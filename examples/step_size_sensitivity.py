@@ -28,11 +28,16 @@ from resumable import append_rows, read_rows
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 from step_size_trials import GLYPHS, Rule, add_trial_arguments, by_hand, trial
 
+from scent_lightning.figures import COLOURS, mean_and_range, new_figure, note, save, style
 from scent_lightning.updates.auto import AutoConstants
 
 PROBLEMS = ("california_tau1.0", "abalone_tau0.2", GLYPHS)
 SHIFTS = range(-10, 11)
-METHODS = {"SCENT": "C0", "SCENT with the guard": "C1", "SCENT auto": "C2"}
+METHODS: dict[str, dict[str, Any]] = {
+    "SCENT": {"color": COLOURS[1], "marker": "s"},
+    "SCENT with the guard": {"color": COLOURS[0], "marker": "o"},
+    "SCENT auto": {"color": COLOURS[2]},
+}
 TITLES = {"california_tau1.0": "California housing, τ 1", "abalone_tau0.2": "abalone, τ 0.2", GLYPHS: "glyphs"}
 
 
@@ -64,40 +69,32 @@ def means(rows: list[dict[str, Any]], problem: str, method: str) -> dict[float, 
     return dict(sorted(found.items()))
 
 
+@style()
 def figure(rows: list[dict[str, Any]], problems: list[str], path: Path) -> None:
-    """A panel for each problem."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(problems), figsize=(4 * len(problems), 3.5), layout="constrained", squeeze=False)
-    for panel, problem in zip(axes[0], problems, strict=True):
+    """A panel for each problem; a run that diverged is at its top."""
+    figure, panels = new_figure(1, len(problems), size=(3.5, 3.4))
+    for panel, problem in zip(panels[0], problems, strict=True):
         finite = [row["value"] for row in rows if row["problem"] == problem and math.isfinite(row["value"])]
         least = min(value for value in finite if value > 0)
         top = least * (30 if problem == GLYPHS else 3e4)
-        for method, color in METHODS.items():
+        for method, look in METHODS.items():
             by_log_alpha = means(rows, problem, method)
-            places = list(by_log_alpha)
-            values = [[min(value, top) for value in by_log_alpha[place]] for place in places]
+            values = [[min(value, top) for value in each] for each in by_log_alpha.values()]
             if method == "SCENT auto":
-                panel.axhline(statistics.mean(values[0]), color=color, label=method)
-                panel.axhspan(min(values[0]), max(values[0]), color=color, alpha=0.15, linewidth=0)
-                panel.axvline(places[0], color="0.8", linewidth=0.8, zorder=0)
-                continue
-            panel.plot(places, [statistics.mean(each) for each in values], color=color, label=method, marker=".")
-            panel.fill_between(
-                places, [min(each) for each in values], [max(each) for each in values], color=color, alpha=0.15
-            )
-        panel.set_yscale("log")
-        panel.set_ylim(0.8 * least, 1.2 * top)
-        panel.set_xlabel("log α")
-        panel.set_title(TITLES.get(problem, problem))
-        panel.set_ylabel("cross-entropy" if problem == GLYPHS else "gap to the optimum (%)")
-        panel.grid(alpha=0.3)
-    axes[0][0].legend(frameon=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+                (by_hand,) = by_log_alpha
+                panel.axvline(by_hand, color="#555555", linewidth=0.9, linestyle=":", zorder=0)
+                mean_and_range(
+                    panel, [by_hand + shift for shift in (SHIFTS[0], SHIFTS[-1])], values * 2, method, **look
+                )
+            else:
+                mean_and_range(panel, list(by_log_alpha), values, method, **look)
+        panel.axhline(top, color="#555555", linewidth=0.9, linestyle="--", zorder=0)
+        panel.set(yscale="log", ylim=(0.8 * least, 1.2 * top), xlabel="log α", title=TITLES.get(problem, problem))
+        panel.set_ylabel("cross-entropy (nats)" if problem == GLYPHS else "gap to the optimum (%)")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=len(METHODS))
+    seeds = len({row["seed"] for row in rows})
+    note(figure, f"mean; band: least to largest of {seeds} seeds; dotted: log α by hand; top line: diverged, or worse")
+    save(figure, path)
 
 
 def main() -> None:

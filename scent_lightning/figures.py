@@ -5,15 +5,28 @@ Figures are made without pyplot: no global state of matplotlib changes, and no d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "METHOD_COLOURS", "colour_of", "new_figure", "save", "style"]
+__all__ = [
+    "COLOURS",
+    "METHOD_COLOURS",
+    "METHOD_MARKERS",
+    "colour_of",
+    "look_of",
+    "mean_and_range",
+    "new_figure",
+    "note",
+    "save",
+    "style",
+]
 
 # Okabe & Ito's palette, "Color universal design" (2008), with brown for its yellow, too faint for lines on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A3B00")
@@ -30,9 +43,13 @@ METHOD_COLOURS = {
     "ProximalPoint": COLOURS[7],
 }
 
+METHOD_MARKERS = dict(zip(METHOD_COLOURS, "osD^vP*X", strict=True))
+# What stands behind a method's name changes its line, not its colour.
+_LINES = {"auto": "--", "tuned": "--", "clip": "--", "guard": "-.", "proximal": ":", "default": ":"}
+
 _LOOK: dict[str, Any] = {
     "font.size": 9,
-    "axes.titlesize": 10,
+    "axes.titlesize": 9,
     "axes.labelsize": 9,
     "legend.fontsize": 8,
     "legend.frameon": False,
@@ -52,21 +69,57 @@ _LOOK: dict[str, Any] = {
 }
 
 
-def colour_of(method: str, among: list[str] | None = None) -> str:
-    """The colour of a method; of another series, the one of its place ``among`` all of the picture.
+def colour_of(series: str, among: Sequence[str] = ()) -> str:
+    """The colour of a series.
 
     Args:
-        method: name of a dual update, also with more behind it ("SCENT auto"), or of any other series.
-        among: names of all series of the picture, in order.
+        series: name of a dual update, also with more behind it ("SCENT auto"), which has its own colour; or any other.
+        among: names of all series of the picture, in order; the others take the colours that are left.
     """
-    if (exact := METHOD_COLOURS.get(method)) is not None:
-        return exact
-    return COLOURS[among.index(method) % len(COLOURS) if among and method in among else 0]
+    own = {each: METHOD_COLOURS.get(each.partition(" ")[0]) for each in (series, *among)}
+    if (colour := own[series]) is not None:
+        return colour
+    left = [colour for colour in COLOURS if colour not in own.values()] or list(COLOURS)
+    others = [each for each in among if own[each] is None]
+    return left[others.index(series) % len(left) if series in others else 0]
+
+
+def look_of(series: str, among: Sequence[str] = ()) -> dict[str, Any]:
+    """Colour, marker and line of a series, as arguments of matplotlib's ``plot``; see :func:`colour_of`."""
+    method, _, more = series.partition(" ")
+    return {
+        "color": colour_of(series, among),
+        "marker": METHOD_MARKERS.get(method, "o"),
+        "linestyle": _LINES.get(more, "-"),
+    }
+
+
+def mean_and_range(
+    axes: Axes, places: Sequence[float], values: Sequence[Sequence[float]], label: str | None = None, **look: Any
+) -> None:
+    """Draw the mean of some values at each place as a line, and what lies from the least to the largest as a band.
+
+    Args:
+        axes: where.
+        places: on the horizontal axis.
+        values: at each place, those of all seeds.
+        label: for the legend.
+        look: further arguments of matplotlib's ``plot``.
+    """
+    axes.plot(places, [statistics.mean(each) for each in values], label=label, **look)
+    if max(map(len, values)) > 1:
+        low, high = ([of(each) for each in values] for of in (min, max))
+        axes.fill_between(places, low, high, color=look.get("color"), alpha=0.18, linewidth=0)
+
+
+def note(figure: Figure, text: str) -> None:
+    """Say below a figure what its lines, bands and bars are."""
+    figure.supxlabel(text, fontsize=8, color="#555555")
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The look of the pictures, within a ``with`` block."""
+    """The look of the pictures, within a ``with`` block, or of a function that draws: ``@style()``."""
     import matplotlib
     from cycler import cycler
 

@@ -5,7 +5,18 @@ import math
 import matplotlib
 import pytest
 
-from scent_lightning.figures import COLOURS, METHOD_COLOURS, colour_of, new_figure, save
+from scent_lightning.figures import (
+    COLOURS,
+    METHOD_COLOURS,
+    METHOD_MARKERS,
+    colour_of,
+    look_of,
+    mean_and_range,
+    new_figure,
+    note,
+    save,
+    style,
+)
 from scent_lightning.updates import __all__ as updates
 
 
@@ -97,3 +108,62 @@ def test_a_series_without_a_method_takes_the_colour_of_its_place():
     assert colour_of("mine", ["other", "mine"]) == COLOURS[1]
     assert colour_of("mine") == COLOURS[0]
     assert colour_of("SOX", ["SOX"]) == METHOD_COLOURS["SOX"]
+
+
+def test_series_of_no_method_take_colours_that_are_left():
+    among = ["OpenCLIP", "SOX", "SCENT auto", "mine", "SCENT"]
+    colours = [colour_of(each, among) for each in among]
+    assert colours[1:3] == [METHOD_COLOURS["SOX"], METHOD_COLOURS["SCENT"]]
+    assert colours[4] == colours[2]
+    assert len(set(colours)) == 4
+
+
+@pytest.mark.parametrize("names", [[*METHOD_COLOURS], [f"series {i}" for i in range(20)], ["", " ", "SCENT"]])
+def test_any_number_of_series_has_a_look(names):
+    looks = [look_of(name, names) for name in names]
+    assert all(look["color"] in COLOURS for look in looks)
+
+
+def test_variants_of_a_method_differ_by_their_lines():
+    looks = [look_of(name) for name in ("SCENT", "SCENT auto", "SCENT default", "SCENT guard")]
+    assert {look["color"] for look in looks} == {METHOD_COLOURS["SCENT"]}
+    assert {look["marker"] for look in looks} == {METHOD_MARKERS["SCENT"]}
+    assert len({look["linestyle"] for look in looks}) == 4
+    assert len(set(METHOD_MARKERS.values())) == len(METHOD_MARKERS)
+
+
+@pytest.mark.parametrize(
+    ("values", "mean", "bands"),
+    [
+        ([[1.0, 3.0], [2.0, 6.0], [5.0, 5.0]], [2.0, 4.0, 5.0], 1),
+        ([[1.0], [2.0], [4.0]], [1.0, 2.0, 4.0], 0),  # of one seed there is no range
+        ([[1.0], [2.0, 4.0], [4.0]], [1.0, 3.0, 4.0], 1),
+    ],
+)
+def test_mean_and_range(values, mean, bands):
+    _, panels = new_figure()
+    axes = panels[0, 0]
+    mean_and_range(axes, [1, 2, 3], values, "mine", color=COLOURS[2])
+    assert axes.lines[0].get_ydata().tolist() == mean
+    assert len(axes.collections) == bands
+    if bands:
+        heights = axes.collections[0].get_paths()[0].vertices[:, 1]
+        assert (heights.min(), heights.max()) == (min(map(min, values)), max(map(max, values)))
+
+
+def test_a_note_stands_below_the_picture(tmp_path):
+    figure = drawn()
+    note(figure, "band: from the least to the largest of three seeds")
+    vector = save(figure, tmp_path / "a.png").with_suffix(".svg").read_text(encoding="utf-8")
+    assert "three seeds" in vector
+
+
+def test_a_function_that_draws_has_the_look():
+    @style()
+    def draw():
+        return matplotlib.rcParams["legend.frameon"]
+
+    before = matplotlib.rcParams["legend.frameon"]
+    assert draw() is False
+    assert draw() is False  # more than once
+    assert matplotlib.rcParams["legend.frameon"] == before

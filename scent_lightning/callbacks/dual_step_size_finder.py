@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 from scent_lightning.callbacks.lookup import duals_of, tensorboard_loggers
 from scent_lightning.duals import SCENT, DualUpdate, DualVariable
 from scent_lightning.errors import InputError
+from scent_lightning.figures import COLOURS, new_figure, save, style
 from scent_lightning.private_api import forget_loaders
 from scent_lightning.random_state import random_state, restore_random_state
 from scent_lightning.validation import checked_integer, checked_number
@@ -147,12 +148,13 @@ class DualStepSizeFinder(L.Callback):
 
     # ---------------------------------------------------------------- pictures
 
+    @style()
     def plot(self, name: str | None = None, path: str | Path | None = None) -> Any:
         """Draw what the pilot saw of a dual: ν and ℓ of the batches, the reference, and −log α.
 
         Args:
             name: which dual; None is the first.
-            path: file to save the figure to.
+            path: file to save the figure to, as SVG beside it.
 
         Returns:
             The matplotlib figure.
@@ -160,26 +162,22 @@ class DualStepSizeFinder(L.Callback):
         Raises:
             InputError: there was no pilot, or none of that dual.
         """
-        from matplotlib.figure import Figure
-
         name = next(iter(self.curves), None) if name is None else name
         if name is None or name not in self.curves:
             seen = ", ".join(map(repr, self.curves)) or "none"
             raise InputError(f"name must be that of a dual variable of the pilot ({seen}), got {name!r}")
         curves = self.curves[name]
-        figure = Figure(figsize=(6, 3.6), layout="constrained")
-        panel = figure.add_subplot()
-        panel.plot(curves["step"], curves["log_mean"], label="ℓ, mean of the batch", color="0.75", linewidth=0.8)
-        panel.plot(curves["step"], curves["nu"], label="ν, mean of the batch", linewidth=1.2)
-        panel.plot(curves["step"], curves["reference"], label="reference", linewidth=1.5)
+        figure, panels = new_figure(size=(6.0, 3.6))
+        panel = panels[0, 0]
+        panel.plot(curves["step"], curves["log_mean"], label="ℓ, mean of the batch", color="#bbbbbb", linewidth=0.8)
+        panel.plot(curves["step"], curves["nu"], label="ν, mean of the batch", color=COLOURS[0])
+        panel.plot(curves["step"], curves["reference"], label="reference", color=COLOURS[1])
         label = f"−log α = {-self.log_alpha[name]:.2f}"
         panel.axhline(-self.log_alpha[name], label=label, color="black", linestyle="--", linewidth=1)
-        panel.set_xlabel("step of the pilot")
-        panel.set_title(f"dual variable {name}")
-        panel.grid(alpha=0.3)
-        panel.legend(frameon=False)
+        panel.set(xlabel="optimiser step of the pilot", ylabel="nats", title=f"dual variable {name}")
+        panel.legend()
         if path is not None:
-            figure.savefig(path, dpi=150)
+            save(figure, path)
         return figure
 
     @rank_zero_only

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
+from scent_lightning.callbacks.custom_scalars import custom_scalars
 from scent_lightning.callbacks.lookup import duals_of, tensorboard_loggers
 from scent_lightning.duals import DualVariable
 from scent_lightning.duals.step import DualStep
@@ -60,7 +61,9 @@ class DualVariableMonitor(L.Callback):
     Where the weights take a proximal step (``weight_step``), also ``weights/decrease``, the nats W(a) that the step
     takes off its own batch in its model, and ``weights/scale``, what the gradient was multiplied by.
 
-    TensorBoard's page *custom scalars* shows ν with its quantiles as a band, the weights, the step size and the losses.
+    TensorBoard's page *custom scalars* shows a run in the order in which one reads it: a chart for the loss and one for
+    each metric, training and validation together; then for each dual variable ν with its quantiles as a band, the
+    weights and the step size.
 
     Nothing is computed, and no device waited for, between logging steps. κ (:mod:`scent_lightning.duals.kappa`) is that
     of the whole step: over the anchors of all processes, each once and by all its samples.
@@ -80,14 +83,29 @@ class DualVariableMonitor(L.Callback):
         self.detail = detail
         self._logged_step = -1
         self._measures = False
+        self._in_layout: tuple[str, ...] | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """A new run logs its first step again; TensorBoard is told what belongs together."""
+        """A new run logs its first step again."""
         self._logged_step = -1
         self._measure(pl_module, False)
-        if trainer.is_global_zero and (layout := custom_scalars(duals_of(pl_module))):
-            for logger in tensorboard_loggers(trainer):
+        self._in_layout = None
+        self._lay_out(trainer, pl_module)
+
+    def _lay_out(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Tell TensorBoard what belongs together, where there is something new: it goes by the last layout."""
+        known = tuple(trainer.callback_metrics)
+        if not trainer.is_global_zero or known == self._in_layout:
+            return
+        self._in_layout = known
+        for logger in tensorboard_loggers(trainer):
+            if layout := custom_scalars(duals_of(pl_module), known):
                 logger.experiment.add_custom_scalars(layout)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The metrics of validation have names now."""
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self._lay_out(trainer, pl_module)
 
     def _kept(self, variable: DualVariable, statistics: dict[str, float]) -> dict[str, float]:
         """Those that are logged."""
@@ -138,6 +156,7 @@ class DualVariableMonitor(L.Callback):
         """Log the table's statistics."""
         if not trainer.loggers:
             return
+        self._lay_out(trainer, pl_module)
         for name, variable in duals_of(pl_module).items():
             if trainer.is_global_zero and (self.detail or variable.num_anchors > 1):
                 every = max(variable.num_anchors // MOST_ANCHORS, 1)
@@ -193,21 +212,3 @@ def table_statistics(variable: DualVariable, values: np.ndarray) -> dict[str, fl
         for quantile, value in zip(QUANTILES, np.quantile(values, QUANTILES), strict=True):
             statistics[f"table_q{round(100 * quantile):02d}"] = float(value)
     return statistics
-
-
-def custom_scalars(variables: Mapping[str, DualVariable]) -> dict[str, dict[str, list[Any]]]:
-    """TensorBoard's layout of what is logged of some dual variables: charts by their titles, for each."""
-    layout: dict[str, dict[str, list[Any]]] = {}
-    for name, variable in variables.items():
-        tag = f"dual/{name}"
-        band = ["Margin", [f"{tag}/table_q50", f"{tag}/table_q01", f"{tag}/table_q99"]]
-        layout[f"dual variable {name}"] = {
-            "ν: median, 1 % to 99 %" if variable.num_anchors > 1 else "ν": (
-                band if variable.num_anchors > 1 else ["Multiline", [f"{tag}/mean$"]]
-            ),
-            "weight exp(ℓ − ν): mean and largest": ["Multiline", [f"{tag}/weight(_max)?$"]],
-            "step size": ["Multiline", [f"{tag}/(log_alpha|alpha|gamma|effective_gamma)$"]],
-        }
-    if layout:
-        layout["run"] = {"loss": ["Multiline", ["train/loss$"]], "validation": ["Multiline", ["val/.*"]]}
-    return layout

@@ -10,8 +10,9 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from scent_lightning.callbacks.evaluation import EvaluationCallback, Stage
-from scent_lightning.callbacks.lookup import tensorboard_loggers
+from scent_lightning.callbacks.evaluation import Stage
+from scent_lightning.callbacks.evaluation_picture import EvaluationPicture
+from scent_lightning.figures import COLOURS, new_figure, style
 from scent_lightning.functional.roc import check_max_fpr, missing_class, partial_auc, roc_curve
 from scent_lightning.metrics.partial_auc import ScoresAndLabels
 
@@ -23,13 +24,14 @@ __all__ = ["ROCCurve", "draw_roc_curve"]
 _MOST_POINTS = 2000
 
 
-class ROCCurve(EvaluationCallback):
+class ROCCurve(EvaluationPicture):
     """Draw the ROC curve at the end of every validation and test run, with its partial AUC.
 
     ``validation_step`` and ``test_step`` must return a dictionary with "score", shape ``(B,)``, any real numbers, and
     "label", shape ``(B,)``, 0 or 1. The rows of all batches, dataloaders and processes make one curve. It is written to
-    ``roc_curve_val.png`` or ``roc_curve_test.png``, where each picture replaces the one before, and as an image
-    ``val/roc_curve`` or ``test/roc_curve`` to every TensorBoard logger. The sanity check draws nothing.
+    ``roc_curve_val.png`` or ``roc_curve_test.png`` with an SVG file beside it, where each picture replaces the one
+    before, and as an image ``val/roc_curve`` or ``test/roc_curve`` to every TensorBoard logger. The sanity check draws
+    nothing.
 
     Args:
         max_fpr: false positive rates up to this one, in (0, 1], are shaded and make the partial AUC.
@@ -45,10 +47,11 @@ class ROCCurve(EvaluationCallback):
         >>> trainer = L.Trainer(callbacks=[ROCCurve(max_fpr=0.3)], logger=False, accelerator="cpu")
     """
 
+    picture = "roc_curve"
+
     def __init__(self, max_fpr: float = 0.3, every_n_epochs: int = 1, folder: str | Path | None = None) -> None:
-        super().__init__(every_n_epochs)
+        super().__init__(every_n_epochs, folder)
         self.max_fpr = check_max_fpr(max_fpr)
-        self.folder = folder
         self._rows = ScoresAndLabels()
 
     def start(self, pl_module: L.LightningModule) -> None:
@@ -63,24 +66,17 @@ class ROCCurve(EvaluationCallback):
     def finish(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> None:
         """Draw the curve."""
         rows, self._rows = self._rows, ScoresAndLabels()
-        # These two wait for all processes, so every process has to come here.
+        # This waits for all processes, so every process has to come here.
         scores, labels = (values.reshape(-1) for values in rows.compute())
-        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
-        if not trainer.is_global_zero:
-            return
-        missing = missing_class(labels)
+        missing, figure = missing_class(labels), None
         if missing:
             rank_zero_warn(f"ROCCurve draws no {stage} curve: it needs both classes but got {missing}")
-            return
-        run = {"val": "Validation", "test": "Test"}[stage]
-        title = f"{run} ROC curve, epoch {trainer.current_epoch}, step {trainer.global_step}"
-        figure = draw_roc_curve(scores, labels, self.max_fpr, title)
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(folder / f"roc_curve_{stage}.png")
-        for logger in tensorboard_loggers(trainer):
-            logger.experiment.add_figure(f"{stage}/roc_curve", figure, trainer.global_step)
+        elif trainer.is_global_zero:
+            figure = draw_roc_curve(scores, labels, self.max_fpr, self.title(trainer, stage, "ROC curve"))
+        self.publish(trainer, stage, figure)
 
 
+@style()
 def draw_roc_curve(scores: Tensor, labels: Tensor, max_fpr: float = 0.3, title: str = "ROC curve") -> Figure:
     """Draw a ROC curve with the region up to ``max_fpr`` shaded, and its AUC and partial AUC in the legend.
 
@@ -105,8 +101,6 @@ def draw_roc_curve(scores: Tensor, labels: Tensor, max_fpr: float = 0.3, title: 
         >>> figure.axes[0].get_xlabel()
         'False positive rate'
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MultipleLocator
 
     scores, labels = scores.detach().cpu(), labels.detach().cpu()
@@ -116,40 +110,27 @@ def draw_roc_curve(scores: Tensor, labels: Tensor, max_fpr: float = 0.3, title: 
     fpr, tpr = _thinned(*roc_curve(scores, labels), _MOST_POINTS)
     inside_fpr, inside_tpr = _up_to(fpr, tpr, max_fpr)
 
-    figure = Figure(figsize=(5.6, 5.6), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, panels = new_figure(size=(5.2, 5.2))
+    axes = panels[0, 0]
     axes.fill_between(
         inside_fpr.numpy(),
         inside_tpr.numpy(),
-        color="#4c78a8",
-        alpha=0.22,
+        color=COLOURS[0],
+        alpha=0.2,
         linewidth=0,
         label=f"FPR ≤ {max_fpr:g}: partial AUC {area:.4f}\n(standardised {standardised:.4f})",
     )
-    axes.plot(fpr.numpy(), tpr.numpy(), color="#1f4e79", linewidth=1.8, label=f"ROC curve: AUC {auc:.4f}")
-    axes.plot([0, 1], [0, 1], color="#888888", linewidth=1, linestyle="--", label="chance")
+    axes.plot(fpr.numpy(), tpr.numpy(), color=COLOURS[0], linewidth=1.8, label=f"ROC curve: AUC {auc:.4f}")
+    axes.plot([0, 1], [0, 1], color="#555555", linewidth=1, linestyle="--", label="chance")
     if max_fpr < 1:
-        axes.axvline(max_fpr, color="#4c78a8", linewidth=0.9, linestyle=":")
+        axes.axvline(max_fpr, color=COLOURS[0], linewidth=0.9, linestyle=":")
     axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
-    axes.set_xlabel("False positive rate")
-    axes.set_ylabel("True positive rate")
-    axes.set_title(title, fontsize=11)
+    axes.set(xlabel="False positive rate", ylabel="True positive rate", title=title)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MultipleLocator(0.2))
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
     handles, names = axes.get_legend_handles_labels()
     order = sorted(range(len(names)), key=lambda i: ("ROC", "FPR", "chance").index(names[i].split()[0]))
-    axes.legend(
-        [handles[i] for i in order],
-        [names[i] for i in order],
-        loc="lower right",
-        fontsize=9,
-        frameon=True,
-        framealpha=0.9,
-    )
+    axes.legend([handles[i] for i in order], [names[i] for i in order], loc="lower right")
     return figure
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from scent_lightning.duals import DenseScores
 from scent_lightning.errors import InputError
+from scent_lightning.functional import wide_dtype
 
-__all__ = ["binary_labels", "check_range", "check_rows", "class_numbers", "random_half", "three_parts"]
+__all__ = ["binary_labels", "check_range", "check_rows", "class_numbers", "random_half", "some_columns", "three_parts"]
 
 
 def three_parts(batch: Any, names: str) -> tuple[Any, Any, Any]:
@@ -30,6 +33,25 @@ def three_parts(batch: Any, names: str) -> tuple[Any, Any, Any]:
             f"a batch must be ({names}, index), where index is the position of each row in the data set, got {count}"
         ) from error
     return first, second, index
+
+
+def some_columns(scores: Tensor, chosen: Tensor, mask: Tensor, corrected: bool) -> DenseScores:
+    """Some columns, whose mean estimates that over all classes where the mean over all columns does.
+
+    Args:
+        scores: shape ``(B, m)``.
+        chosen: which columns, bool, shape ``(m,)``.
+        mask: which scores count, bool, shape ``(B, m)``.
+        corrected: whether the scores are less the log-probability of their class to be in a batch.
+    """
+    half = mask & chosen
+    if corrected:
+        kind = wide_dtype(scores.device)
+        # The mean is over fewer, and a class of the batch is there with the share of its half.
+        counts, whole = (of.sum(dim=1, keepdim=True).clamp(min=1).to(kind).log() for of in (half, mask))
+        share = chosen.sum().clamp(min=1).to(kind).log() - math.log(len(chosen))
+        scores = scores + (counts - whole - share).to(scores.dtype)
+    return DenseScores(scores, half)
 
 
 def random_half(size: int, generator: torch.Generator | None) -> Tensor:

@@ -281,13 +281,14 @@ class CLIPTask(BaseTask):
         """Embed the batch; recall is logged at the end.
 
         Returns:
-            ``index``, ``image`` and ``text`` embeddings of each pair, for callbacks.
+            ``index``, ``image`` and ``text`` embeddings and ``group`` of each pair, for callbacks: those of one group,
+            which is that of the data or one for each text, are right for each other.
         """
         images, texts, group, index = _parts(batch)
         image, text = self(images, texts)
         group = text_group(texts) if group is None else group
         cast(RetrievalRecall, self.recalls[stage]).update(image, text, group, index)
-        return {"index": index, "image": image, "text": text}
+        return {"index": index, "image": image, "text": text, "group": group}
 
     def _log_recall(self, stage: str) -> None:
         metric = cast(RetrievalRecall, self.recalls[stage])
@@ -316,7 +317,10 @@ class CLIPTask(BaseTask):
     # ---------------------------------------------------------------- optimiser
 
     def trained_parameters(self) -> list[Any]:
-        """In groups, with open_clip's exclusions from weight decay and a learning rate of its own for τ."""
+        """In groups, with open_clip's exclusions from weight decay and a learning rate of its own for τ.
+
+        Each has a name, by which Lightning's ``LearningRateMonitor`` logs its rate: ``lr-AdamW/tau``.
+        """
         plain: list[Tensor] = []
         decayed: list[Tensor] = []
         for name, parameter in self.model.named_parameters():
@@ -324,11 +328,11 @@ class CLIPTask(BaseTask):
                 gain_or_bias = parameter.ndim < 2 or any(part in name for part in ("bn", "ln", "bias", "logit_scale"))
                 (plain if gain_or_bias else decayed).append(parameter)
         groups: list[dict[str, Any]] = [
-            {"params": plain, "weight_decay": 0.0},
-            {"params": decayed, "weight_decay": self.weight_decay},
+            {"name": "gains_and_biases", "params": plain, "weight_decay": 0.0},
+            {"name": "weights", "params": decayed, "weight_decay": self.weight_decay},
         ]
         if self.tau.requires_grad:
-            groups.append({"params": [self.tau], "lr": self.tau_lr, "weight_decay": 0.0})
+            groups.append({"name": "tau", "params": [self.tau], "lr": self.tau_lr, "weight_decay": 0.0})
         return [group for group in groups if group["params"]]
 
     def configure_optimizer(self, parameters: list[Any]) -> Optimizer:

@@ -292,13 +292,19 @@ class DRORegressionTask(BaseTask):
         """
         return (self.losses(self(features), target) / self.tau).unsqueeze(0)
 
-    def evaluation_step(self, stage: str, batch: Batch) -> None:
-        """Objective, RMSE and worst loss over the rows of validation or test."""
-        features, target, _ = three_parts(batch, "features, target")
+    def evaluation_step(self, stage: str, batch: Batch) -> dict[str, Tensor]:
+        """Objective, RMSE and worst loss over the rows of validation or test.
+
+        Returns:
+            ``index``, ``prediction``, ``target`` and ``log_weight`` of each row, shape ``(B,)`` each, for callbacks;
+            the last is the loss over τ, the logarithm of the worst-case weight up to a constant.
+        """
+        features, target, index = three_parts(batch, "features, target")
         prediction = self(features)
         losses = self.losses(prediction, target)
         kind = losses.dtype
         self.log_metrics(stage, losses=losses, value=losses, preds=prediction.to(kind), target=target.to(kind))
+        return {"index": index, "prediction": prediction, "target": target, "log_weight": losses / self.tau}
 
     def on_predict_epoch_start(self) -> None:
         """Sum exp(loss/τ) over all rows that are predicted first: a worst-case weight is relative to all of them."""

@@ -20,14 +20,13 @@ from scent_lightning.duals import DenseScores, DualUpdate, DualVariable, DualVar
 from scent_lightning.duals.table import Placement
 from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import DualDivergenceError, InputError
-from scent_lightning.functional import wide_dtype
 from scent_lightning.metrics import TopKAccuracy
 from scent_lightning.modules.class_chunks import cross_entropy_and_rank, most_probable
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Correction, Negatives
 from scent_lightning.modules.margins import MarginType
 from scent_lightning.optim import RowSparseSGD
 from scent_lightning.private_api import trainer_of
-from scent_lightning.tasks.batches import check_range, class_numbers, random_half, three_parts
+from scent_lightning.tasks.batches import check_range, class_numbers, random_half, some_columns, three_parts
 from scent_lightning.tasks.row_sparse import RowSparseTask
 from scent_lightning.tasks.training import LearningRate, LearningRateSchedule
 from scent_lightning.validation import checked_integer
@@ -304,20 +303,10 @@ class ExtremeClassificationTask(RowSparseTask):
     def _halves_of_classes(self, samples: DenseScores) -> tuple[Samples, Samples]:
         scores, mask = samples.values, cast(Tensor, samples.mask)
         chosen = random_half(scores.shape[1], self.draws_of_step()).to(scores.device)
+        corrected = self.head.uses_frequencies
         halves = (scores, ~chosen), (scores.detach(), chosen)
-        in_loss, moving = (self.head.with_target(self._half(*half, mask)) for half in halves)
+        in_loss, moving = (self.head.with_target(some_columns(*half, mask, corrected)) for half in halves)
         return in_loss, moving
-
-    def _half(self, scores: Tensor, chosen: Tensor, mask: Tensor) -> DenseScores:
-        """Some columns, whose mean estimates that over all classes where the mean over all columns does."""
-        half = mask & chosen
-        if self.head.uses_frequencies:
-            kind = wide_dtype(scores.device)
-            # The mean is over fewer, and a class of the batch is there with the share of its half.
-            counts, whole = (of.sum(dim=1, keepdim=True).clamp(min=1).to(kind).log() for of in (half, mask))
-            share = chosen.sum().clamp(min=1).to(kind).log() - math.log(len(chosen))
-            scores = scores + (counts - whole - share).to(scores.dtype)
-        return DenseScores(scores, half)
 
     def _risk(self, samples: Samples, moving: Samples, previous: Samples | None, index: Tensor) -> Tensor:
         """The dual objective, after ν was updated."""
@@ -382,11 +371,16 @@ class ExtremeClassificationTask(RowSparseTask):
             self._check_classes(labels)
             raise
 
-    def evaluation_step(self, stage: str, batch: Batch) -> None:
-        """Exact cross-entropy, top-1 and top-5 accuracy over the rows of validation or test."""
-        inputs, labels, _ = three_parts(batch, "inputs, labels")
+    def evaluation_step(self, stage: str, batch: Batch) -> Any:
+        """Exact cross-entropy, top-1 and top-5 accuracy over the rows of validation or test.
+
+        Returns:
+            ``index``, ``label`` and ``rank`` (how many classes come before it) of each row, for callbacks.
+        """
+        inputs, labels, index = three_parts(batch, "inputs, labels")
         cross_entropy, rank = self.exact_cross_entropy(self(inputs), labels)
         self.log_metrics(stage, value=cross_entropy, ranks=rank)
+        return {"index": index, "label": labels, "rank": rank}
 
     def predict_step(self, batch: tuple[Tensor, Tensor | None, Tensor], batch_idx: int) -> dict[str, Tensor]:
         """The most probable classes.

@@ -165,14 +165,14 @@ class OneAnchor(SoftmaxTask):
         return self.entropic_risk("nu", self.linear(features)[:, :1].T, torch.zeros(1, dtype=torch.int64))
 
 
-def events_of(task, tmp_path, **arguments):
+def events_of(task, tmp_path, limit_val_batches=0, **arguments):
     logger = TensorBoardLogger(tmp_path)
     quiet_trainer(
         max_epochs=3,
         log_every_n_steps=1,
         logger=logger,
         callbacks=[DualVariableMonitor(**arguments)],
-        limit_val_batches=0,
+        limit_val_batches=limit_val_batches,
     ).fit(task, SoftmaxData())
     events = EventAccumulator(logger.log_dir, size_guidance={"scalars": 0})
     events.Reload()
@@ -196,13 +196,22 @@ def test_detail_of_one_anchor(tmp_path):
     assert {f"dual/nu/{name}" for name in (*BATCH_TAGS, *TABLE_TAGS)} <= set(events.Tags()["scalars"])
 
 
+def layouts(events):
+    """Each layout that was written, in order: charts by their titles, for each category by its title."""
+    found = []
+    for event in events.Tensors("custom_scalars__config__"):
+        content = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
+        found.append({each.title: {chart.title: chart for chart in each.chart} for each in content.category})
+    return found
+
+
 @pytest.mark.parametrize(("task", "chart"), [(SoftmaxTask(24), "margin"), (OneAnchor(SOX(0.5)), "multiline")])
 def test_the_layout_names_tags_that_are_there(task, chart, tmp_path):
     events = events_of(task, tmp_path)
-    content = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
     tags = events.Tags()["scalars"]
-    (nu, *charts) = content.category[0].chart
-    assert content.category[0].title == "dual variable nu"
+    run, dual = layouts(events)[-1].items()
+    assert (run[0], dual[0]) == ("training and validation", "dual variable nu")
+    nu, *charts = dual[1].values()
     assert nu.WhichOneof("content") == chart
     if chart == "margin":
         (series,) = nu.margin.series
@@ -211,6 +220,55 @@ def test_the_layout_names_tags_that_are_there(task, chart, tmp_path):
     for each in (*charts, *([] if chart == "margin" else [nu])):
         for pattern in each.multiline.tag:
             assert any(re.search(pattern, tag) for tag in tags), pattern
+
+
+class Named(SoftmaxTask):
+    """Logs under given names: two in training steps, two in validation."""
+
+    def __init__(self, train, val):
+        super().__init__(24)
+        self.names = train, val
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        for name in self.names[0]:
+            self.log(name, loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        for name in self.names[1]:
+            self.log(name, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "charts"),
+    [
+        (
+            ("train/loss", "train/error"),
+            ("val/error", "val/recall@20"),
+            {
+                "loss": {"train/loss_step", "train/loss_epoch"},
+                "error": {"train/error_step", "train/error_epoch", "val/error"},
+                "recall@20": {"val/recall@20"},
+            },
+        ),
+        (("train_loss",), ("val_loss",), {"loss": {"train_loss_step", "train_loss_epoch", "val_loss"}}),
+        ((), ("val/F(1)", "val/F(1)+"), {"F(1)": {"val/F(1)"}, "F(1)+": {"val/F(1)+"}}),
+        ((), ("mine",), {"loss": set(), "validation": set()}),
+    ],
+)
+def test_each_metric_has_its_chart_once_its_name_is_known(train, val, charts, tmp_path):
+    """Of a module of one's own, whatever its names; training and validation share one, a longer name is another."""
+    events = events_of(Named(train, val), tmp_path, limit_val_batches=1)
+    first, *_, last = layouts(events)
+    assert list(first["training and validation"]) == ["loss", "validation"]
+    tags = events.Tags()["scalars"]
+    found = {
+        title: {tag for tag in tags for pattern in chart.multiline.tag if re.match(pattern, tag)}
+        for title, chart in last["training and validation"].items()
+    }
+    assert found == charts
+    assert len(layouts(events)) <= 3  # not one an epoch
 
 
 def test_a_module_without_duals_is_left_alone(tmp_path):

@@ -37,6 +37,52 @@ def test_custom_task_and_its_figure(tmp_path):
     assert (log / "checkpoints").is_dir()
 
 
+def example(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module(name)
+
+
+BATCH = {"mean", "weight", "guarded", "effective_samples"}
+
+
+@pytest.mark.parametrize(
+    ("tags", "panels", "labels"),
+    [
+        (BATCH | {"log_alpha", "effective_gamma"}, 4, {"ν", "−log α", "mean of the batch"}),  # one anchor
+        (BATCH | {"weight_max", "gamma", "table_q01", "table_q50", "table_q99"}, 4, {"1 % to 99 %", "γ"}),
+        ({"mean", "weight"}, 2, {"ν", "mean of the batch"}),
+    ],
+)
+def test_figure_of_the_dual_statistics_draws_what_there_is(tags, panels, labels, tmp_path, monkeypatch):
+    module = example("plot_dual_statistics", monkeypatch)
+    drawn = {}
+    monkeypatch.setattr(module, "save", lambda figure, path: drawn.update(figure=figure))
+    module.draw({f"dual/nu/{tag}": ([1, 2], [0.5, 0.25]) for tag in tags}, ["nu"], tmp_path / "a.png")
+    axes = [each for each in drawn["figure"].axes if each.get_visible()]
+    assert len(axes) == panels
+    assert labels <= {text.get_text() for each in axes for text in each.get_legend().get_texts()}
+    assert all(each.get_ylabel() and each.get_xlabel() for each in axes)
+
+
+def test_emoji_figure_from_a_table(tmp_path, monkeypatch):
+    """The figure that is shown is drawn from the table beside it."""
+    module = example("compare_clip", monkeypatch)
+    found = module.read_table(EXAMPLES / "README.md")
+    assert {(size, method) for size, method, _ in found} == {(s, m) for s in (64, 256) for m in module.NAMES}
+    rows = [
+        {"batch_size": 8, "method": "SOX", "seed": seed, "lr": 0.1, "arguments": "{}"}
+        | {name: 0.1 * (seed + number) for number, name in enumerate(module.RECALLS)}
+        for seed in range(2)
+    ]
+    (tmp_path / "a.md").write_text("Some text.\n\n" + module.table(rows) + "\n")
+    read = module.read_table(tmp_path / "a.md")
+    assert read.keys() == module.summarised(rows).keys()
+    for key, pair in module.summarised(rows).items():
+        assert read[key] == pytest.approx(pair, abs=0.05)
+    module.plot(read, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
 @pytest.mark.slow
 def test_corrected_negatives_of_ones_own(tmp_path):
     lines = script(tmp_path, "softmax_by_hand.py").splitlines()

@@ -9,7 +9,8 @@ import lightning as L
 import open_clip
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
 from scent_lightning.data import IndexedTensorDataset
@@ -123,6 +124,38 @@ def test_groups_of_the_optimiser_and_warm_up():
     assert [round(rate[0], 6) for rate in rates[:4]] == [0.005, 0.0075, 0.01, 0.01]
     assert rates[-1][0] == pytest.approx(0.0, abs=1e-9)
     assert rates[0][2] == pytest.approx(1e-4 * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("locked", "names"),
+    [
+        ({}, {"/gains_and_biases", "/weights", "/tau"}),
+        ({"learn_tau": False}, {"/gains_and_biases", "/weights"}),
+        ({"lock_image": True, "lock_text": True}, {"/tau"}),
+    ],
+)
+def test_learning_rates_are_logged_by_names_of_groups(locked, names, tmp_path):
+    monitor = LearningRateMonitor()
+    trainer = quiet_trainer(max_epochs=1, logger=CSVLogger(tmp_path), callbacks=[monitor], log_every_n_steps=1)
+    trainer.fit(task_of(**locked), loader())
+    assert set(monitor.lrs) == {f"lr-AdamW{name}" for name in names}
+
+
+def test_a_checkpoint_from_before_the_groups_had_names_goes_on_the_same(tmp_path):
+    def run(ckpt_path=None):
+        L.seed_everything(0, verbose=False)
+        task, keep = task_of(), ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4, save_top_k=-1)
+        trainer = quiet_trainer(max_epochs=2, enable_checkpointing=True, callbacks=[keep], limit_val_batches=0)
+        trainer.fit(task, loader(), ckpt_path=ckpt_path)
+        return task.state_dict()
+
+    straight = run()
+    saved = torch.load(tmp_path / "step=4.ckpt", weights_only=True)
+    for group in saved["optimizer_states"][0]["param_groups"]:
+        del group["name"]
+    torch.save(saved, tmp_path / "old.ckpt")
+    resumed = run(tmp_path / "old.ckpt")
+    assert all(torch.equal(value, resumed[name]) for name, value in straight.items() if torch.is_tensor(value))
 
 
 class RatesOfTau(L.Callback):
