@@ -32,7 +32,9 @@ _SIGNS = {
     r"\_": "_",
     "e^{": "exp{",
 }
-_BASES = ("BaseTask", "IndexedDataModule", "DualUpdate", "ScheduledUpdate")
+_BASES = ("BaseTask", "IndexedDataModule", "DualUpdate", "ScheduledUpdate", "ScheduledAlpha")
+# Of networks those that take the place of one: not the tasks, metrics and tables, which are modules of torch as well.
+_NETWORKS = f"{_OWN}modules."
 
 
 class ShortHelp(DefaultHelpFormatter):
@@ -46,7 +48,9 @@ class ShortHelp(DefaultHelpFormatter):
 
 
 def _own_classes(found: re.Match[str]) -> str:
-    names = [name for name in found[1].split(", ") if name.startswith(_OWN) and not name.endswith(_BASES)]
+    every = found[1].split(", ")
+    of = _NETWORKS if any(name.startswith("torch.nn.") for name in every) else _OWN
+    names = [name for name in every if name.startswith(of) and not name.endswith(_BASES)]
     listed = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))
     return f", one of {listed}, or an import path)" if listed else ", an import path)"
 

@@ -19,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from scent_lightning.sklearn import EntropicRiskRegressor, PartialAUCClassifier
-from scent_lightning.updates import SCENT, SOX
+from scent_lightning.updates import MSVR, SCENT, SOX, SoftplusASGD, UMax
 
 FEATURES, TARGET = load_diabetes(return_X_y=True)
 CANCER, LABELS = load_breast_cancer(return_X_y=True)
@@ -31,6 +31,8 @@ def test_passes_scikit_learns_checks(estimator):
     with pytest.warns(Warning, match="SCIPY_ARRAY_API"):  # the one check that is skipped
         results = check_estimator(estimator)
     assert len(results) > 50
+    passed = {each["check_name"] for each in results if each["status"] == "passed"}
+    assert "check_sample_weight_equivalence_on_dense_data" in passed
 
 
 def objective(parameters, features, target, tau, weight):
@@ -113,12 +115,18 @@ def test_search_over_temperatures_with_a_table_and_names():
     assert best.tau_ in (3000.0, 30000.0)
 
 
-def partial_auc_objective(weight, positives, negatives, tau):
-    hinge = np.maximum(1 + (negatives @ weight)[None, :] - (positives @ weight)[:, None], 0)
-    total = logsumexp(hinge**2 / tau, axis=1)
-    share = np.exp(hinge**2 / tau - total[:, None]) * 2 * hinge / len(positives)
+def partial_auc_objective(coefficients, positives, negatives, tau, weights=(None, None)):
+    """The objective and its gradient, weights of the positives and of the negatives included."""
+    of_positives, of_negatives = (
+        np.ones(len(rows)) if weight is None else np.asarray(weight, float)
+        for rows, weight in zip((positives, negatives), weights, strict=True)
+    )
+    hinge = np.maximum(1 + (negatives @ coefficients)[None, :] - (positives @ coefficients)[:, None], 0)
+    total = logsumexp(hinge**2 / tau, axis=1, b=of_negatives)
+    anchor = of_positives / of_positives.sum()
+    share = of_negatives * np.exp(hinge**2 / tau - total[:, None]) * 2 * hinge * anchor[:, None]
     gradient = share.sum(axis=0) @ negatives - share.sum(axis=1) @ positives
-    return tau * (total - math.log(len(negatives))).mean(), gradient
+    return tau * anchor @ (total - math.log(of_negatives.sum())), gradient
 
 
 def test_partial_auc_reaches_the_least_objective():
@@ -132,6 +140,50 @@ def test_partial_auc_reaches_the_least_objective():
     assert 0 <= (found - best) / (start - best) < 0.02
     own = roc_auc_score(LABELS, model.decision_function(features), max_fpr=0.3)
     assert model.score(features, LABELS) == pytest.approx(own)
+
+
+@pytest.mark.parametrize("batch_size", [64, 1200], ids=["parts", "whole"])
+def test_weights_of_both_classes_lead_to_the_weighted_optimum(batch_size):
+    """Weights that matter: half of the rows of each class, chosen by a feature, count a tenth of the others."""
+    features = StandardScaler().fit_transform(CANCER[:, :4])
+    weight = np.where(features[:, 1] > 0, 1.0, 0.1)
+    rows = features[LABELS == 1], features[LABELS == 0]
+    weights = weight[LABELS == 1], weight[LABELS == 0]
+    best = minimize(partial_auc_objective, np.zeros(4), (*rows, 0.3, weights), jac=True, method="L-BFGS-B")
+    plain = minimize(partial_auc_objective, np.zeros(4), (*rows, 0.3), jac=True, method="L-BFGS-B")
+    few = {"max_epochs": 80, "lr": 0.05} if batch_size == 64 else {"max_epochs": 250, "lr": 0.3}
+    model = PartialAUCClassifier(batch_size=batch_size, random_state=0, **few).fit(features, LABELS, weight)
+    gap, unweighted = (
+        partial_auc_objective(found, *rows, 0.3, weights)[0] - best.fun for found in (model.coef_[0], plain.x)
+    )
+    assert 0 <= gap < 0.3 * unweighted
+
+
+@pytest.mark.parametrize(
+    "dual", [None, "BSGD", SOX(gamma=0.3), SCENT(1.0), SoftplusASGD(0.1, 0.1), MSVR(0.5, 0.5), UMax(0.1, 1.0)], ids=repr
+)
+def test_a_weight_is_a_repeated_row_where_a_batch_is_the_whole_set(dual):
+    weight = np.random.default_rng(1).integers(0, 4, 80)
+    features, labels = CANCER[:80, :5], LABELS[:80]
+    if isinstance(dual, SoftplusASGD):  # whose objective is no mean of exponentials: of anchors only
+        weight[labels == 0] = 1
+    arguments = {"dual": dual, "batch_size": 400, "max_epochs": 30, "random_state": 0}
+    weighted = PartialAUCClassifier(**arguments).fit(features, labels, sample_weight=weight)
+    repeated = PartialAUCClassifier(**arguments).fit(features.repeat(weight, axis=0), labels.repeat(weight))
+    np.testing.assert_allclose(weighted.coef_, repeated.coef_, rtol=1e-6)
+    np.testing.assert_allclose(weighted.intercept_, repeated.intercept_, rtol=1e-6)
+    found = weighted.score(features, labels, sample_weight=weight)
+    assert found == pytest.approx(repeated.score(features.repeat(weight, axis=0), labels.repeat(weight)))
+
+
+def test_weights_of_equal_size_change_nothing_and_those_of_a_class_count_within_it():
+    arguments = {"max_epochs": 3, "random_state": 0}
+    plain = PartialAUCClassifier(**arguments).fit(CANCER, LABELS)
+    for weight in (np.full(len(LABELS), 7.0), 5):
+        same = PartialAUCClassifier(**arguments).fit(CANCER, LABELS, sample_weight=weight)
+        np.testing.assert_allclose(same.coef_, plain.coef_, rtol=1e-6)
+    with pytest.raises(ValueError, match="two classes"):
+        PartialAUCClassifier(**arguments).fit(CANCER, LABELS, sample_weight=LABELS)
 
 
 def test_classes_of_any_kind_and_a_threshold_that_tells_them_apart():
@@ -196,6 +248,8 @@ def test_weights_that_cannot_be():
     for weight, sentence in ((-np.ones(len(TARGET)), "at least 0, got -1"), (np.zeros(len(TARGET)), "non-zero")):
         with pytest.raises(ValueError, match=sentence):
             EntropicRiskRegressor(max_epochs=1).fit(FEATURES, TARGET, sample_weight=weight)
+        with pytest.raises(ValueError, match=sentence):
+            PartialAUCClassifier(max_epochs=1).fit(FEATURES, TARGET > 150, sample_weight=weight)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class DualStepSizeFinder(L.Callback):
     Args:
         fraction: length of the pilot as a part of the run, in (0, 1]. ν is to come near the value that it settles at:
             from a shorter pilot log α comes out too small.
-        num_steps: its length in optimiser steps instead.
+        num_steps: length of the pilot in optimiser steps; None: by ``fraction``.
 
     Attributes:
         log_alpha: what was found, by the name of the dual; empty before.

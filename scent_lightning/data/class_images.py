@@ -83,10 +83,10 @@ class ImageFolderDataModule(IndexedDataModule):
         batch_size: rows of a training batch, in each process.
         image_size: height and width S of the images, in pixels.
         augment: augment training images; False shows them as in evaluation.
-        augmentation: a transform of one's own in place of the usual one, such as torchvision's ``v2`` modules: takes an
+        augmentation: a transform of one's own, such as torchvision's ``v2`` modules; None: the usual one. It takes an
             image as it is in the file, uint8 of shape ``(3, H, W)``, and gives one of shape ``(3, S, S)``.
         mean: of each channel, in units of the brightest value; None: of ImageNet.
-        std: standard deviation of each channel, like ``mean``.
+        std: standard deviation of each channel, in units of the brightest value; None: of ImageNet.
         val_fraction: fraction of the training images for validation, in [0, 1), where there is no folder ``val``.
         split_seed: which images go into validation.
         eval_batch_size: rows of a batch in validation, test and prediction.

@@ -107,11 +107,11 @@ class SyntheticFeatureDataModule(IndexedDataModule):
         num_features: number of features D, at least 2.
         rows: number of training rows.
         val_rows: number of validation rows.
-        noise: standard deviation of the noise, where an entry of a centre has 1.
-        zipf_exponent: how much rarer each class is than the one before; 0 makes all equally frequent.
+        noise: standard deviation of the noise, in units of that of a centre's entries, at least 0.
+        zipf_exponent: how much rarer each class is than the one before, at least 0; 0 makes all equally frequent.
         batch_size: rows of a training batch, in each process.
         eval_batch_size: rows of a batch in validation, test and prediction.
-        seed: of labels, centres and noise; the shuffle has the seed of ``seed_everything``.
+        seed: of labels, centres and noise, at least 0; the shuffle has the seed of ``seed_everything``.
         num_workers: loader processes; 0 loads in the training process.
 
     Raises:

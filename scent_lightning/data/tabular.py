@@ -65,7 +65,7 @@ class TabularRegressionDataModule(IndexedDataModule):
         dataset: "diabetes" (442 rows, part of scikit-learn; the target is divided by 100), "california_housing"
             (20,640 rows, target in 100,000 dollars), "abalone" (4,177 rows, target scaled to 0…10), or the path of a
             CSV file with a header (commas, UTF-8; may be compressed as .gz, .bz2 or .xz) or of a Parquet file.
-        target: the column to predict; needed for a file, and not allowed otherwise.
+        target: the column to predict: its name, needed for a file; None for a data set by name.
         features: the columns to use; None takes all but the target and an index.
         data_dir: where the named data sets are looked for before they are downloaded, as
             ``california_housing/cal_housing.csv`` and ``abalone/abalone.csv``; None takes the environment variable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from scent_lightning.data import StratifiedBatchSampler
 from scent_lightning.data.loading import sampled_loader
-from scent_lightning.duals import DualUpdate
+from scent_lightning.duals import BSGD, DualUpdate
 from scent_lightning.sklearn.training import (
     Array,
     RowsInMemory,
@@ -29,6 +29,7 @@ from scent_lightning.sklearn.training import (
     seed_of,
     train,
 )
+from scent_lightning.sklearn.weights import WeightedAnchors, weights_of
 from scent_lightning.tasks import PartialAUCTask
 from scent_lightning.tasks.partial_auc import Surrogate
 from scent_lightning.validation import checked_integer, checked_number
@@ -55,6 +56,30 @@ class _BothClasses(RowsInMemory):
         return sampled_loader(self.existing("train"), self.sampler)
 
 
+class _WeightedTask(PartialAUCTask):
+    """Rows that count differently: positives as anchors, negatives in the mean of the exponentials.
+
+    Args:
+        weight: what each training row counts, shape ``(n,)``, 1 on average in each class.
+        **arguments: of the task.
+    """
+
+    def __init__(self, weight: Tensor, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.register_buffer("weight", weight, persistent=False)
+
+    def _pairs(self, inputs: Tensor, labels: Tensor, index: Tensor) -> Any:
+        log_weight = cast(Tensor, self.weight)[index[labels == 0]].log()
+        pairs = super()._pairs(inputs, labels, index)
+        losses = pairs.losses + log_weight
+        return pairs._replace(losses=losses, moving=losses)
+
+    def entropic_risk(self, name: Any, scores: Any, index: Tensor, *args: Any, **arguments: Any) -> Tensor:
+        """As without weights, each anchor by its own."""
+        samples = WeightedAnchors(scores, cast(Tensor, self.weight)[index])
+        return super().entropic_risk(name, samples, index, *args, **arguments)
+
+
 class PartialAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     r"""Binary classification that maximises the left end of the ROC curve, for few positives among many negatives.
 
@@ -67,13 +92,19 @@ class PartialAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     threshold of ``predict`` is set afterwards, where the true-positive rate of the training rows is furthest above
     their false-positive rate.
 
+    With weights the sums are weighted, in each class by itself: a positive counts :math:`w_i / \sum_{S_+} w`, a
+    negative :math:`w_j / \sum_{S_-} w`. So a weight of 2 is a row that is there twice: the objective is the same
+    number, a batch's gradient the same on average, and the fit the same where a batch holds all rows. (Not with
+    ``SoftplusASGD``: its objective is no mean of exponentials, and it takes a negative's weight for more of its score.)
+
     Args:
         max_fpr: false-positive rate up to which the ROC curve matters, in (0, 1]: what ``score`` looks at.
         tau: temperature in the units of the surrogate, above 0; None: ``max_fpr`` times the surrogate's value for equal
             scores.
         surrogate: "squared_hinge", "squared", "hinge" or "logistic".
         margin: margin of the surrogate, in the units of the scores, at least 0.
-        dual: a dual update, or the name of one; None is SCENT, with nothing to set.
+        dual: a dual update, or the name of one; None is SCENT, with nothing to set (BSGD, which is exact, where every
+            batch holds all negatives).
         hidden_layer_sizes: sizes of layers of ReLU; none is a linear model.
         lr: learning rate of SGD, above 0.
         momentum: momentum of SGD, in [0, 1).
@@ -143,24 +174,46 @@ class PartialAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     # ---------------------------------------------------------------- fit
 
-    def fit(self, X: Any, y: Any) -> PartialAUCClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PartialAUCClassifier:
         """Fit the model.
 
         Args:
             X: features, shape ``(n, d)``: an array or a table.
             y: class of each row, shape ``(n,)``, two of any type; the later one in their order is positive.
+            sample_weight: what each row counts, at least 0, shape ``(n,)``; None: all alike.
 
         Returns:
             This estimator.
         """
         X, y = validate_data(self, X, y, dtype=np.float64)
         self.classes_, labels = self._two_classes(y)
+        weight = weights_of(sample_weight, X)
+        kept = weight > 0
+        X, labels, weight = X[kept], labels[kept], weight[kept]
+        self._two_classes(y[kept])
         checked_number("max_fpr", self.max_fpr, above=0, most=1)
-        self._scaler = StandardScaler().fit(X)
-        features = self._scaler.transform(X)
+        self._scaler = StandardScaler().fit(X, sample_weight=weight)
+        network = self._train(self._scaler.transform(X), labels, weight)
 
+        self._threshold = 0.0
+        self.network_ = None if isinstance(network, nn.Linear) else network.eval()
+        if isinstance(network, nn.Linear):
+            self.coef_ = network.weight.numpy() / self._scaler.scale_
+            self.intercept_ = network.bias.numpy() - self.coef_ @ self._scaler.mean_
+        threshold = _best_threshold(labels, self._scores(X), weight)
+        if self.network_ is None:
+            self.intercept_ = self.intercept_ - threshold
+        else:
+            self._threshold = threshold
+        return self
+
+    def _train(self, features: Array, labels: npt.NDArray[np.int64], weight: Array) -> nn.Module:
+        """The network, trained on standardised features."""
         half = max(1, checked_integer("batch_size", self.batch_size, least=2) // 2)
-        positives, negatives = (min(half, int((labels == value).sum())) for value in (1, 0))
+        in_class = labels == 1
+        sizes = int(in_class.sum()), int((~in_class).sum())
+        positives, negatives = (min(half, size) for size in sizes)
+        weight = weight / np.where(in_class, weight[in_class].mean(), weight[~in_class].mean())
         self.n_iter_ = epochs_of(self.max_epochs, max(1, len(labels) // (positives + negatives)))
         seed = seed_of(self.random_state)
         with isolated(seed, self.verbose):
@@ -169,9 +222,13 @@ class PartialAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
                 network.double()
                 for parameter in network.parameters():
                     nn.init.zeros_(parameter)
-            task = PartialAUCTask(
+            kind = next(network.parameters()).dtype
+            # With all negatives in every batch there is nothing to average: ν = ℓ is exact.
+            default = BSGD() if negatives == sizes[1] else None
+            task = _WeightedTask(
+                torch.from_numpy(weight).to(kind),
                 num_anchors=len(labels),
-                dual=dual_of(self.dual),
+                dual=dual_of(default if self.dual is None else self.dual),
                 network=network,
                 tau=self._temperature(),
                 surrogate=self.surrogate,
@@ -181,23 +238,12 @@ class PartialAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
                 lr=self.lr,
                 momentum=self.momentum,
             )
-            rows = torch.tensor(features, dtype=next(network.parameters()).dtype), torch.from_numpy(labels)
+            rows = torch.tensor(features, dtype=kind), torch.from_numpy(labels)
             data = _BothClasses(rows, positives, negatives, seed)
             train(task, data, self.n_iter_, self.accelerator, self.verbose)
         network.requires_grad_(False)
-
         self.tau_ = task.tau
-        self._threshold = 0.0
-        self.network_ = None if isinstance(network, nn.Linear) else network.eval()
-        if isinstance(network, nn.Linear):
-            self.coef_ = network.weight.numpy() / self._scaler.scale_
-            self.intercept_ = network.bias.numpy() - self.coef_ @ self._scaler.mean_
-        threshold = _best_threshold(labels, self._scores(X))
-        if self.network_ is None:
-            self.intercept_ = self.intercept_ - threshold
-        else:
-            self._threshold = threshold
-        return self
+        return network
 
     def _two_classes(self, labels: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         check_classification_targets(labels)
@@ -241,9 +287,11 @@ class PartialAUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         )
 
 
-def _best_threshold(labels: npt.NDArray[np.int64], scores: Array) -> float:
+def _best_threshold(labels: npt.NDArray[np.int64], scores: Array, weight: Array) -> float:
     """Halfway between the scores that Youden's index is greatest between."""
-    false_positives, true_positives, thresholds = roc_curve(labels, scores, drop_intermediate=False)
+    false_positives, true_positives, thresholds = roc_curve(
+        labels, scores, sample_weight=weight, drop_intermediate=False
+    )
     best = float(thresholds[int(np.argmax(true_positives - false_positives))])
     if not np.isfinite(best):  # no score tells the classes apart
         return float(scores.max())

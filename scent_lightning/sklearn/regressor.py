@@ -6,17 +6,15 @@ import math
 from typing import Any, cast, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.linear_model import LinearRegression
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from scent_lightning.duals import DualUpdate
-from scent_lightning.errors import InputError
 from scent_lightning.functional import ResidualLoss, residual_losses
 from scent_lightning.sklearn.training import (
     Array,
@@ -29,6 +27,7 @@ from scent_lightning.sklearn.training import (
     seed_of,
     train,
 )
+from scent_lightning.sklearn.weights import weights_of
 from scent_lightning.tasks import DRORegressionTask
 from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
@@ -148,7 +147,7 @@ class EntropicRiskRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc
         y = y.astype(np.float64)
         checked_choice("loss", self.loss, get_args(ResidualLoss))
         delta = checked_number("huber_delta", self.huber_delta, above=0)
-        weight = _weights(sample_weight, X)
+        weight = weights_of(sample_weight, X)
         kept = weight > 0
         X, y, weight = X[kept], y[kept], weight[kept] / weight[kept].mean()
 
@@ -232,22 +231,8 @@ class EntropicRiskRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc
         log_weights = losses / self.tau_
         if sample_weight is not None:
             with np.errstate(divide="ignore"):
-                log_weights = log_weights + np.log(_weights(sample_weight, losses.reshape(-1, 1)))
+                log_weights = log_weights + np.log(weights_of(sample_weight, losses.reshape(-1, 1)))
         return cast(Array, np.exp(log_weights - logsumexp(log_weights)))
-
-
-def _weights(sample_weight: Any, rows: npt.NDArray[Any]) -> Array:
-    if sample_weight is None or isinstance(sample_weight, int | float):
-        return np.full(len(rows), 1.0 if sample_weight is None else float(sample_weight))
-    weight: Array = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
-    if weight.ndim != 1:
-        raise InputError(f"sample_weight must be 1D, with a number for each row; got shape {weight.shape}")
-    check_consistent_length(rows, weight)
-    if (weight < 0).any():
-        raise InputError(f"sample_weight must be at least 0, got {weight.min():g}")
-    if not weight.any():
-        raise InputError("sample_weight must be above 0 in some row: at least one non-zero number is needed")
-    return weight
 
 
 def _losses(residual: Array, loss: ResidualLoss, delta: float) -> Array:

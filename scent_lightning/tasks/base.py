@@ -50,7 +50,7 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
         momentum: momentum of SGD, in [0, 1).
         weight_decay: L2 penalty of SGD, at least 0.
         nesterov: Nesterov's form of the momentum; without momentum of no effect.
-        optimizer: another optimiser by class path, with its own settings; replaces the four above.
+        optimizer: another optimiser by class path, with its own settings, in place of SGD; None: SGD.
         lr_schedule: "cosine" (to 0 over the run), "geometric" (to a ten-thousandth of it, the same factor each step),
             "constant" or "step" (a tenth after each third of the run); None: the task's own.
         warmup_epochs: epochs in which the rate rises first, at most a fifth of the run; None: the task's own.

@@ -54,13 +54,13 @@ class CLIPTask(BaseTask):
         dual: the dual update of both tables; the command line's ``--dual``.
         architecture: a model of open_clip: its name, the path of its configuration (a .json file), or the configuration
             itself (``embed_dim``, ``vision_cfg``, ``text_cfg``).
-        pretrained: weights to start from: a tag of open_clip's (downloaded) or a file.
+        pretrained: weights to start from: a tag of open_clip's (downloaded) or a file; None: random ones.
         tau: temperature τ, above 0; where it starts if it is learned. None takes that of the pretrained weights, in the
             range of the two below, or 0.07 without any.
         learn_tau: learn τ, one for all pairs.
-        min_tau: smallest τ that is allowed to be learned.
-        max_tau: largest τ that is allowed to be learned.
-        rho: ρ, what a high temperature costs; of use only with ``learn_tau``.
+        min_tau: smallest τ that is allowed to be learned, above 0.
+        max_tau: largest τ that is allowed to be learned, above ``min_tau``.
+        rho: ρ, what a high temperature costs, at least 0; of use only with ``learn_tau``.
         epsilon: ε inside the logarithm, at least 0. ``SoftplusASGD`` does without.
         lr: learning rate of AdamW, above 0.
         tau_lr: learning rate of τ; None takes ``lr``.
@@ -70,9 +70,9 @@ class CLIPTask(BaseTask):
         tau_threshold: τ at which "step_thresh" lowers the rate, from ``min_tau`` to ``max_tau``.
         tau_lr_factor: what it multiplies the rate by, above 0 and at most 1.
         weight_decay: of AdamW, at least 0; not on gains, biases and τ.
-        beta1: AdamW's first coefficient.
-        beta2: AdamW's second coefficient.
-        adam_epsilon: AdamW's ε.
+        beta1: AdamW's first coefficient, in [0, 1).
+        beta2: AdamW's second coefficient, in [0, 1).
+        adam_epsilon: AdamW's ε in the denominator, above 0.
         warmup_steps: steps over which the learning rates rise linearly from 0; then they fall to 0 by a cosine. That of
             τ has its own schedule.
         chunk: rows of the matrix of all pairs that exist at a time; None for all, which is faster.
@@ -80,7 +80,7 @@ class CLIPTask(BaseTask):
         lock_image: freeze the image tower (open_clip's "locked-image tuning").
         lock_text: freeze the text tower.
         dual_placement: "module" keeps the tables of ν on the module's device, "cpu" in main memory.
-        weight_step: as of the other tasks; "proximal" leaves AdamW's gradients alone, whose size does not matter to it.
+        weight_step: "gradient", or "proximal" for an optimiser that is SGD; AdamW's gradients are left alone by both.
 
     Raises:
         InputError: an argument out of its range, an architecture that open_clip does not know (near names are listed),

@@ -64,7 +64,7 @@ class DRORegressionTask(BaseTask):
         momentum: momentum of SGD, in [0, 1).
         nesterov: Nesterov's form of the momentum.
         weight_decay: L2 penalty of SGD, at least 0.
-        optimizer: another optimiser by class path, with its own settings; replaces the four above.
+        optimizer: another optimiser by class path, with its own settings, in place of SGD; None: SGD.
         lr_schedule: "cosine" (to 0 over the run), "geometric" (to a ten-thousandth of it, the same factor each step),
             "constant" or "step" (a tenth after each third of the run); None: "geometric" with the proximal step, else
             "cosine".

@@ -89,8 +89,8 @@ class ExtremeClassificationTask(RowSparseTask):
         lr: learning rate of SGD, above 0; None: 2 for each class with the proximal step, else 1.
         momentum: momentum of SGD, in [0, 1); lazy on class weights, see :class:`~scent_lightning.optim.RowSparseSGD`.
         weight_decay: L2 penalty of SGD, at least 0; on the class weights that are touched.
-        optimizer: another optimiser by class path, with its own settings; replaces the three above. It must take sparse
-            gradients (``torch.optim.SparseAdam``) unless ``negatives`` is "all".
+        optimizer: another optimiser by class path, with its own settings; it must take sparse gradients
+            (``torch.optim.SparseAdam``) unless ``negatives`` is "all". None: SGD.
         lr_schedule: "cosine", "geometric", "constant" or "step", see :class:`BaseTask`; None: "cosine".
         warmup_epochs: epochs in which the rate rises first, at most a fifth of the run; None: 0.
         top_k: number of classes that ``predict`` gives.
@@ -102,7 +102,7 @@ class ExtremeClassificationTask(RowSparseTask):
         correction: "frequency" weighs in-batch negatives by how probable they are; "none" is the paper's. Negatives
             that are drawn evenly, or all, need none.
         include_target: have the own class in the sum.
-        margin: of the own class: recognition trains with it, on ``normalize`` and ``scale`` 64. At least 0.
+        margin: of the own class; recognition trains with it, on ``normalize`` and ``scale`` 64. At least 0.
         margin_type: "cosine" subtracts it from the similarity (Wang et al. 2018, 0.35 is usual); "angular" adds it to
             the angle, in radians below π/2 (Deng et al. 2019, 0.5).
 

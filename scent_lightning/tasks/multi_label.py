@@ -63,13 +63,13 @@ class MultiLabelTask(ExtremeClassificationTask):
         scale: multiplies the scores, above 0.
         backbone: maps the batch's inputs to features ``(B, D)``; None takes the inputs as they are.
         correction: "frequency" weighs in-batch negatives by how probable they are; "none" takes them as drawn evenly.
-        ks: the k of the metrics.
+        ks: numbers of classes k that the metrics look at.
         propensity_a: A of the labels' propensities, above 0, see :func:`~scent_lightning.metrics.label_propensities`.
-        propensity_b: B of them, above 0.
+        propensity_b: B of the labels' propensities, above 0.
         lr: learning rate of SGD, above 0; None: 2 for each class with the proximal step, else 1.
         momentum: momentum of SGD, in [0, 1).
         weight_decay: L2 penalty of SGD, at least 0; on the class weights that are touched.
-        optimizer: another optimiser by class path, with its own settings; replaces the three above.
+        optimizer: another optimiser by class path, with its own settings, in place of SGD; None: SGD.
         lr_schedule: "cosine", "geometric", "constant" or "step"; None: "cosine".
         warmup_epochs: epochs in which the rate rises first, at most a fifth of the run; None: 0.
         top_k: number of classes that ``predict`` gives.
@@ -80,9 +80,9 @@ class MultiLabelTask(ExtremeClassificationTask):
         hard_negatives: mined for each training row, h: the h classes that the model scores highest and that are not
             right, over all classes, in chunks. 0: none. They are in the row's sum with every batch it is in, and the
             sum over all classes is still estimated without bias.
-        mine_every_n_epochs: how often they are found anew, at the start of an epoch, from the second on.
-        hard_negatives_file: those of each training row from a file of NumPy in place of mined ones: integers of shape
-            ``(n, h)``, −1 where a row has no more.
+        mine_every_n_epochs: epochs after which hard negatives are found anew, from the start of the second on.
+        hard_negatives_file: a file of NumPy with hard negatives of each training row, integers of shape ``(n, h)``, −1
+            where a row has no more; None: none are given.
 
     Raises:
         InputError: an argument out of its range; in a step a batch of other parts, answers that are no integers of

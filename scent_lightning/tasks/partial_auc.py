@@ -62,11 +62,11 @@ class PartialAUCTask(BaseTask):
     Args:
         num_anchors: number of training rows n, of both classes; the command line takes it from the data module.
         dual: the dual update; the command line's ``--dual``. Not used with the cross-entropy.
-        num_features: number of features D of a linear head; the command line takes it from the data module.
-        network: maps inputs to one score a row, ``(B,)`` or ``(B, 1)``.
-        torchvision_model: a classifier of torchvision by name, with one output, instead of ``network``. Without
-            either the network is linear in the inputs, which are then features ``(B, D)``.
-        torchvision_weights: pretrained weights of that model by name ("DEFAULT", say); downloaded.
+        num_features: number of features D of a linear head, taken from the data module; None where there is a network.
+        network: maps inputs to one score a row, ``(B,)`` or ``(B, 1)``; None: a linear head or ``torchvision_model``.
+        torchvision_model: a classifier of torchvision by name, with one output, instead of ``network``; None: that,
+            or a linear head of the inputs, which are then features ``(B, D)``.
+        torchvision_weights: pretrained weights of that model by name ("DEFAULT", say), downloaded; None: random.
         loss: "partial_auc", or "cross_entropy" for the first stage.
         tau: temperature τ in the units of the surrogate, above 0.
         surrogate: "squared_hinge", "squared", "hinge" or "logistic", see
@@ -74,14 +74,15 @@ class PartialAUCTask(BaseTask):
         margin: margin of the surrogate, in the units of the scores, at least 0.
         score: "sigmoid" of the network's output (published), or the output itself, "raw", which makes the objective
             of a linear head convex.
-        backbone_checkpoint: checkpoint of the first stage, or a file with a state dict of the network.
+        backbone_checkpoint: checkpoint of the first stage, or a file with a state dict of the network; None: no
+            first stage.
         freeze_backbone: train the classifier only; the rest stays as it is, batch-norm statistics included.
         max_fpr: largest false-positive rate of the partial AUC that is logged, in (0, 1].
         min_tpr: smallest true-positive rate of the two-way partial AUC that is logged, in [0, 1).
         lr: learning rate of SGD, above 0; None: 0.001.
         momentum: momentum of SGD, in [0, 1).
         weight_decay: L2 penalty of SGD, at least 0.
-        optimizer: another optimiser by class path, with its own settings; replaces the three above.
+        optimizer: another optimiser by class path, with its own settings, in place of SGD; None: SGD.
         lr_schedule: "cosine" (to 0 over the run), "geometric" (to a ten-thousandth of it, the same factor each step),
             "constant" or "step" (a tenth after each third of the run); None: "cosine".
         warmup_epochs: epochs in which the rate rises first, at most a fifth of the run; None: 0.

@@ -49,12 +49,12 @@ class RankingTask(BaseTask):
         network: maps the features of documents, ``(N, D)``, to scores, ``(N,)`` or ``(N, 1)``; None is linear.
         gain: what a document counts among the relevant ones of its list: "exponential", 2^relevance − 1, or "linear",
             the relevance.
-        ks: the k of NDCG@k.
+        ks: numbers of documents k that NDCG@k looks at.
         lr: learning rate of SGD, above 0; None: 0.1.
         momentum: momentum of SGD, in [0, 1).
         nesterov: Nesterov's form of the momentum.
         weight_decay: L2 penalty of SGD, at least 0.
-        optimizer: another optimiser by class path, with its own settings; replaces the four above.
+        optimizer: another optimiser by class path, with its own settings, in place of SGD; None: SGD.
         lr_schedule: "cosine" (to 0 over the run), "geometric" (to a ten-thousandth of it, the same factor each step),
             "constant" or "step" (a tenth after each third of the run); None: "cosine".
         warmup_epochs: epochs in which the rate rises first, at most a fifth of the run; None: 0.

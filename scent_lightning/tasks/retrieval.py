@@ -77,9 +77,9 @@ class RetrievalTask(ItemRankingTask):
     :meth:`use_interactions`. In a distributed run the embeddings' sparse gradients are exchanged row by row.
 
     Args:
-        num_queries: number of queries; the command line takes it from the data module, and so the next two.
-        num_items: number of items K.
-        num_anchors: number of training interactions n.
+        num_queries: number of queries; the command line takes it from the data module.
+        num_items: number of items K; the command line takes it from the data module.
+        num_anchors: number of training interactions n; the command line takes it from the data module.
         dual: the dual update; the command line's ``--dual``.
         query_tower: makes vectors ``(B, D)`` of the queries in a batch; None: one of its own for each query.
         item_tower: makes vectors ``(m, D)`` of items; None: one of its own for each item.
@@ -90,8 +90,8 @@ class RetrievalTask(ItemRankingTask):
         num_negatives: items drawn for a batch; "uniform" only.
         num_mined: hard negatives of each query beside those: its best items among all that it does not have in
             training. As they are there in each batch of the query, the estimate stays unbiased.
-        mine_every_n_epochs: find them anew at the start of every so many epochs.
-        correction: "frequency" or "none".
+        mine_every_n_epochs: epochs after which hard negatives are found anew.
+        correction: "frequency" takes in-batch negatives by how probable they are; "none" takes them as they come.
         mask_hits: leave out items that the query has in training as well.
         include_target: take the own item into the sum: the objective is the softmax cross-entropy itself then, up to
             its constant log(K − 1), and bounded below.
@@ -99,16 +99,16 @@ class RetrievalTask(ItemRankingTask):
         scale: multiplies the scores, above 0; use 10 to 50 with ``normalize``.
         lr: learning rate, above 0; None: 0.01.
         weight_decay: L2 penalty, at least 0; of the embeddings that are touched.
-        optimizer: another optimiser by class path, with its own settings; replaces
-            :class:`~scent_lightning.optim.RowSparseAdam`, and must take the embeddings' sparse gradients.
-        lr_schedule: as of the other tasks; None: "cosine".
-        warmup_epochs: as of the other tasks; None: 0.
-        ks: which k the metrics are of.
+        optimizer: another optimiser by class path, with its own settings, which must take the embeddings' sparse
+            gradients; None: :class:`~scent_lightning.optim.RowSparseAdam`.
+        lr_schedule: "cosine", "geometric", "constant" or "step"; None: "cosine".
+        warmup_epochs: epochs in which the rate rises first, at most a fifth of the run; None: 0.
+        ks: numbers of items k that the metrics look at.
         top_k: number of items that ``predict`` gives.
         leave_out_seen: rank only items that the query does not have in training.
         item_chunk: items scored at a time in evaluation; memory is batch × ``item_chunk`` numbers.
         dual_placement: "module" keeps the table of ν on the module's device, "cpu" in main memory.
-        weight_step: as of the other tasks; "proximal" leaves Adam's gradients alone.
+        weight_step: "gradient", or "proximal" for an optimiser that is SGD; Adam's gradients are left alone by both.
 
     Raises:
         InputError: an argument out of its range; in a step a batch that is not (queries, items, index), items that are

@@ -17,7 +17,7 @@ class BSGD(DualUpdate):
     (Hu et al. 2020; Wei et al. 2026 show it is SCENT with an infinite step size).
 
     Args:
-        max_log_weight: accepted as for every update; without effect here, since ν = ℓ.
+        max_log_weight: the guard, in nats, or None, as every update takes it; without effect here, since ν = ℓ.
 
     Example:
         >>> import torch

@@ -35,7 +35,7 @@ class MSVR(SOX):
         beta: weight of the correction, at least 0; 0 is SOX. For n anchors of which B are in a batch the analysis has
             (n − B)/(B (1 − γ)) + 1 − γ, which is 1 − γ for a single anchor.
         schedule: "constant" or "cosine". The cosine goes from 1 to ``gamma``, unless ``final`` is set.
-        final: with a cosine schedule, γ goes from ``gamma`` to ``final`` instead.
+        final: where a cosine schedule from ``gamma`` on ends, in [0, 1]; None: it goes from 1 to ``gamma``.
         max_log_weight: the guard (see :class:`~scent_lightning.updates.DualUpdate`); None is the published method.
         floor: least share of the moving average that a correction leaves, in (0, 1].
 

@@ -42,8 +42,8 @@ class SCENT(ScheduledUpdate):
         final: logarithm of α at the end of a cosine schedule; None means that α goes to 0.
         max_log_weight: the guard (see :class:`~scent_lightning.updates.DualUpdate`); 1 to 5 where training is unstable,
             None as published. With "auto", None is 1 to 4, by how often an anchor was seen.
-        alpha_multiplier: m of the effective γ = sigmoid(log α + m ν): 1 is SCENT, 0 is SOX with γ = sigmoid(log α), and
-            what lies between goes from the one to the other. For a number alone.
+        alpha_multiplier: m, at least 0, of the effective γ = sigmoid(log α + m ν): 1 is SCENT, 0 is SOX with
+            γ = sigmoid(log α), and what lies between goes from the one to the other. For a number alone.
         window: of "1/S": how many visits ν goes back at most, at least 2; None: all, for weights that do not move.
 
     Raises:

@@ -63,7 +63,7 @@ class ScheduledUpdate(DualUpdate):
     Args:
         schedule: "constant" or "cosine".
         final: what the step size is at the end of a cosine schedule; None is the subclass's own.
-        max_log_weight: the guard (see :class:`~scent_lightning.updates.DualUpdate`).
+        max_log_weight: the guard (see :class:`~scent_lightning.updates.DualUpdate`); None is without.
 
     Raises:
         InputError: an argument out of its range.
@@ -96,7 +96,7 @@ class ScheduledAlpha(ScheduledUpdate):
         alpha: step size, above 0.
         schedule: "constant", or "cosine" from ``alpha`` to ``final``.
         final: step size at the end of a cosine schedule; None means 0.
-        max_log_weight: the guard (see :class:`~scent_lightning.updates.DualUpdate`).
+        max_log_weight: the guard (see :class:`~scent_lightning.updates.DualUpdate`); None is without.
 
     Raises:
         InputError: an argument out of its range.

@@ -19,7 +19,7 @@ class SOX(ScheduledUpdate):
     Args:
         gamma: weight of the batch, in [0, 1]; 1 is BSGD, 0 leaves ν alone.
         schedule: "constant" or "cosine". The cosine goes from 1 to ``gamma``, as published, unless ``final`` is set.
-        final: with a cosine schedule, γ goes from ``gamma`` to ``final`` instead.
+        final: where a cosine schedule from ``gamma`` on ends, in [0, 1]; None: it goes from 1 to ``gamma``.
         max_log_weight: the guard (see :class:`~scent_lightning.updates.DualUpdate`); None is the published method.
 
     Raises:

@@ -57,12 +57,12 @@ class ImageTextDataModule(IndexedDataModule):
     over these, or else over the training rows.
 
     Args:
-        source: where the pairs come from; see above.
+        source: where the pairs come from: "table", "webdataset" or "shapes", which are drawn.
         path: of the table or the shards; one that is not there is looked for in the folder that the environment
-            variable SCENT_LIGHTNING_DATA names. Not for "shapes".
-        val_path: like ``path``, for validation.
-        image_column: of the table.
-        caption_column: of the table.
+            variable SCENT_LIGHTNING_DATA names. None for "shapes".
+        val_path: table or shards of validation; None: those of ``path``, by ``val_split``.
+        image_column: the table's column with the files of the images.
+        caption_column: the table's column with the captions.
         class_column: of the table, or for "shapes" one of size, shape, position and colour: the class of each row; a
             row without text there has none. None for no classes.
         separator: between the table's columns; None takes a comma for a file that ends in .csv (or .csv.gz and so on),
@@ -72,9 +72,10 @@ class ImageTextDataModule(IndexedDataModule):
         val_split: the validation rows' value in ``split_column``; None for no validation.
         image_size: height and width S, in pixels.
         mean: of each channel, in units of the brightest value; None takes open_clip's OPENAI_DATASET_MEAN.
-        std: standard deviation of each channel, like ``mean``; None takes open_clip's OPENAI_DATASET_STD.
-        augment: take a random part of training images.
-        crop_scale: least and greatest area of that part, as fractions of the image's.
+        std: standard deviation of each channel, in units of the brightest value; None takes open_clip's
+            OPENAI_DATASET_STD.
+        augment: take a random part of each training image; False shows it whole.
+        crop_scale: least and greatest area of the random part, as fractions of the image's.
         tokenizer: a model's name for ``open_clip.get_tokenizer``, or a function of a list of n captions that returns
             their token numbers, shape ``(n, L)``.
         context_length: tokens of a caption L; None takes that of the tokenizer.
@@ -87,8 +88,8 @@ class ImageTextDataModule(IndexedDataModule):
         seed: of the shapes, at least 0; the shuffle has the seed of ``seed_everything``.
         rows: number of training rows of "shapes".
         val_rows: number of validation rows of "shapes"; 0 for no validation.
-        group_column: of the table; pairs of the same text there, as several captions of an image, are not compared with
-            each other in training, and in recall any of them is right. Batches are then ``(images, texts, group,
+        group_column: a column of the table; pairs of one text in it, as several captions of an image, are not compared
+            with each other in training, and in recall any of them is right. Batches are then ``(images, texts, group,
             index)``. A row without text there is a group of its own. None for no groups.
 
     Raises:

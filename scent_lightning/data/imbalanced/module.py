@@ -72,7 +72,7 @@ class ImbalancedImageDataModule(IndexedDataModule):
     Args:
         path: the folder with the data; one that is not there is looked for in the folder that the environment variable
             SCENT_LIGHTNING_DATA names.
-        dataset: what is in ``path``; see above.
+        dataset: what is in ``path``: "cifar10", "cifar100", "folder" (of images) or "features".
         batch_size: rows of a training batch, in each process.
         positives_per_batch: positive rows of a training batch, in each process; None takes half of ``batch_size``.
         positive_classes: names of the positive classes, or their positions in the order of the names, counted from 0.
@@ -86,7 +86,7 @@ class ImbalancedImageDataModule(IndexedDataModule):
             all of one size.
         mean: of each channel, in units of the brightest value; None takes that of the data set, for "folder" of
             ImageNet.
-        std: standard deviation of each channel, like ``mean``.
+        std: standard deviation of each channel, in units of the brightest value; None: that belonging to ``mean``.
         eval_batch_size: rows of a batch in validation, test and prediction.
         num_workers: loader processes; 0 loads in the training process.
         in_memory: keep images once they are decoded, 3 · H · W bytes each, in each loader process. Training images

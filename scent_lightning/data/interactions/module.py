@@ -47,25 +47,26 @@ class InteractionsDataModule(IndexedDataModule):
     query or an item that training does not have, are counted in the summary.
 
     Args:
-        dataset: "debian_dependencies" (which package needs which: 32,542 and 29,012 of them), "wordnet" (words by their
+        dataset: "debian_dependencies" (packages that need others: 32,542 and 29,012), "wordnet" (words by their
             definitions: 117,659 definitions, 147,306 words), or the path of a file with a row for each interaction: CSV
             or TSV with a header (UTF-8; may be compressed as .gz, .bz2 or .xz), Parquet, or an npz of arrays.
-        query: the column, or array, of the query's name; needed for a file.
-        item: that of the item's name; needed for a file.
+        query: the column, or array, of the query's name; None for the data sets by name.
+        item: the column, or array, of the item's name; None for the data sets by name.
         query_text: the column of the query's text; None: its name is the text.
-        item_text: that of the item.
+        item_text: the column of the item's text; None: its name is the text.
         split: the column that says "train", "val" or "test"; None: the interactions are split by ``leave_out``.
         time: a column of numbers, by which the last interactions are left out; None: random ones.
         val_file: a file with the interactions of validation, of the same columns; training is then all of ``dataset``.
-        test_file: one with those of test.
+            None: interactions that are left out.
+        test_file: a file with the interactions of test, of the same columns; None: interactions that are left out.
         leave_out: "one": one interaction of each query that has three for validation and one for test; "query": all of
             ``val_fraction`` and ``test_fraction`` of the queries, which needs texts; "none". None: "one" of a file, and
             what belongs to the data set of a name.
         val_fraction: fraction of the queries for validation, in [0, 1); of ``leave_out`` "query".
         test_fraction: fraction of the queries for test, in [0, 1); of ``leave_out`` "query".
-        query_ngrams: how texts of queries are read: "words" (and pairs of them), "characters" (words and their parts of
-            3 to 5 characters); None: a query is its number.
-        item_ngrams: likewise of items.
+        query_ngrams: how texts of queries are read: "words" (and pairs of words), "characters" (words and their parts
+            of 3 to 5 characters); None: a query is its number.
+        item_ngrams: how texts of items are read: "words" or "characters"; None: an item is its number.
         data_dir: where the named data sets are, as ``debian_dependencies/interactions.npz``; None takes the environment
             variable SCENT_LIGHTNING_DATA, or ``data``.
         batch_size: interactions of a training batch, in each process.
