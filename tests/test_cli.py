@@ -22,8 +22,9 @@ from sklearn.datasets import load_diabetes
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scent_lightning.checkpoint import AtomicCheckpointIO
-from scent_lightning.cli import ScentCLI, main
+from scent_lightning.cli import main
 from scent_lightning.data import TabularRegressionDataModule
+from scent_lightning.lightning_cli import ScentCLI
 from scent_lightning.modules import SmallImageResNet
 from scent_lightning.tasks import DRORegressionTask
 from tests.conftest import ROOT
