@@ -111,6 +111,13 @@ def _replaces(given: Any, default: L.Callback) -> bool:
     return isinstance(given, type(default))
 
 
+def _take_for_its_own(callbacks: list[L.Callback], folder: Path) -> None:
+    """Have the last checkpoint be written over the one that is there, also where the run's folder was moved."""
+    for callback in callbacks:
+        if isinstance(callback, LastCheckpoint) and callback.dirpath is None:
+            callback.last_model_path = str(folder / "last.ckpt")
+
+
 class NoProfiler(PassThroughProfiler):
     """No profiling, at no cost: Lightning's default builds a context some fifty times a step (5 % of a small one)."""
 
@@ -224,6 +231,8 @@ class ScentCLI(LightningCLI):
         for callback in default_callbacks(config, self.subcommand or "fit"):
             if not any(_replaces(other, callback) for other in given):
                 callbacks.append(callback)
+        if self._place.goes_on is not None:
+            _take_for_its_own(callbacks, self._place.goes_on / "checkpoints")
         of_strategy = checkpoint_io_given(config.get("strategy"))
         if of_strategy is None and not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins.append(AtomicCheckpointIO())

@@ -62,7 +62,8 @@ def name_of_settings(arguments: Sequence[str]) -> str:
             parts.append(f"{short}={Path(value).name if '/' in value else value}")
     # The file of an earlier run says nothing by its name.
     files = [file for file in files if not file.startswith("config")] or ([] if parts else files)
-    name = re.sub(r"[^\w.,=+-]+", "_", ",".join([*files, *parts])).strip("._-,") or "run"
+    name = re.sub(r"[^\w.,=+-]+", "_", ",".join([*files, *parts]))
+    name = re.sub(r"([=,])_+", r"\1", name).strip("._-,") or "run"
     if len(name) > _LONGEST:
         name = f"{name[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return check_name(name)

@@ -101,7 +101,7 @@ def place_of(command: str, trainer: Mapping[str, Any], ckpt_path: Any, name: str
     if run is not None and given and (local := local_path(root)) is not None and not is_below(run, local):
         run = None
     if command != "fit":
-        return _of_evaluation(command, run)
+        return _of_evaluation(command, checkpoint, run)
     if run is not None and checkpoint is not None and (name is None or is_auto or run.parent.name == name):
         step = _step_to_go_on_from(checkpoint, run)
         if step is not None:
@@ -113,12 +113,13 @@ def place_of(command: str, trainer: Mapping[str, Any], ckpt_path: Any, name: str
     return Place({"logger": TensorBoardLogger(root, path, version, default_hp_metric=False)}, is_new=True)
 
 
-def _of_evaluation(command: str, run: Path | None) -> Place:
+def _of_evaluation(command: str, checkpoint: Path | None, run: Path | None) -> Place:
     config_file = f"config_{command}.yaml"
-    if run is None:
+    if checkpoint is None or run is None:
         return Place({"logger": False}, config_file)
-    logger = False if command == "predict" else EvaluationLogger(run, command)
-    return Place({"logger": logger, "default_root_dir": str(run)}, config_file)
+    folder = _as_it_was_called(checkpoint, run)
+    logger = False if command == "predict" else EvaluationLogger(folder, command)
+    return Place({"logger": logger, "default_root_dir": str(folder)}, config_file)
 
 
 def _logger_of(folder: Path, step: int) -> TensorBoardLogger:

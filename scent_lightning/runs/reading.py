@@ -130,14 +130,8 @@ class _Log:
 
     def curves(self) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
         """Steps and values of each tag, in order; of a step the last that was logged."""
-        found = {tag: sorted(points.items()) for tag, points in self._points.items() if points}
-        return {
-            tag: (
-                np.array([step for step, _ in points], np.int64),
-                np.array([value for _, value in points], np.float64),
-            )
-            for tag, points in found.items()
-        }
+        arrays = {tag: np.array(sorted(points.items())) for tag, points in self._points.items() if points}
+        return {tag: (pairs[:, 0].astype(np.int64), pairs[:, 1]) for tag, pairs in arrays.items()}
 
     def _forget_from(self, step: int) -> None:
         """A run that is gone on with begins at this step, and what is there of later ones no longer counts."""

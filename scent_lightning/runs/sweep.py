@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ __all__ = ["Sweep", "command_of", "in_a_process"]
 
 Work = Callable[[list[str], Path, int], int]
 _STATE = "sweep.json"
-_FINISHED, _FAILED = "finished", "failed"
+_BEGUN, _FINISHED, _FAILED = "begun", "finished", "failed"
 
 
 def in_a_process(arguments: list[str], log: Path, threads: int) -> int:
@@ -78,8 +78,9 @@ class Sweep:
             pass
         raise InputError(f"{self._file} is not one that a sweep has written; give another folder by --out")
 
-    def _note(self, trial: Trial, status: str) -> None:
-        self._state[trial.name] = {"arguments": trial.arguments, "status": status}
+    def _note(self, trials: Iterable[Trial], status: str) -> None:
+        for trial in trials:
+            self._state[trial.name] = {"arguments": trial.arguments, "status": status}
         part = self._file.with_name(f".{_STATE}.part")
         part.write_text(json.dumps(self._state, indent=1) + "\n", encoding="utf-8")
         os.replace(part, self._file)
@@ -106,38 +107,33 @@ class Sweep:
         done, failed = len(self.trials) - len(missing), []
         threads = max(1, (os.cpu_count() or 1) // jobs)
         (self.folder / "output").mkdir(parents=True, exist_ok=True)
+        self._note(missing, _BEGUN)
         if done:
             say(f"{done} of {len(self.trials)} runs are finished already")
-        with ThreadPoolExecutor(jobs) as pool:
-            waiting: dict[Future[int], tuple[Trial, float]] = {}
-            try:
-                while missing or waiting:
-                    while missing and len(waiting) < jobs:
-                        trial = missing.pop(0)
-                        self._note(trial, "begun")
-                        arguments = command_of(trial, self.folder)
-                        waiting[pool.submit(self.work, arguments, self.log_of(trial), threads)] = (
-                            trial,
-                            time.monotonic(),
-                        )
-                    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                        trial, began = waiting.pop(future)
-                        code = future.result()
-                        self._note(trial, _FINISHED if code == 0 else _FAILED)
-                        done += 1
-                        if code != 0:
-                            failed.append(trial)
-                        took = f"{time.monotonic() - began:.0f} s"
-                        how = (
-                            took
-                            if code == 0
-                            else f"failed with code {code} after {took}: {_last_line(self.log_of(trial))}"
-                        )
-                        say(f"[{done}/{len(self.trials)}] {trial.name}  {how}")
-            except KeyboardInterrupt:
-                say("stopping: the same command goes on with what is missing")
-                raise
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            ends = {pool.submit(self._fit, trial, threads): trial for trial in missing}
+            for end in as_completed(ends):
+                trial, (code, seconds) = ends[end], end.result()
+                self._note([trial], _FINISHED if code == 0 else _FAILED)
+                done += 1
+                how = f"{seconds:.0f} s"
+                if code != 0:
+                    failed.append(trial)
+                    how = f"failed with code {code} after {how}: {_last_line(self.log_of(trial))}"
+                say(f"[{done}/{len(self.trials)}] {trial.name}  {how}")
+        except KeyboardInterrupt:
+            say("stopping; the same command goes on with what is missing")
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
         return failed
+
+    def _fit(self, trial: Trial, threads: int) -> tuple[int, float]:
+        """Run one, and give its exit code and how many seconds it took."""
+        began = time.monotonic()
+        code = self.work(command_of(trial, self.folder), self.log_of(trial), threads)
+        return code, time.monotonic() - began
 
 
 def command_of(trial: Trial, folder: Path) -> list[str]:
