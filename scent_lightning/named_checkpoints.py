@@ -11,6 +11,7 @@ from lightning_utilities.core.imports import RequirementCache
 
 from scent_lightning.checkpoint import local_path, read_checkpoint
 from scent_lightning.errors import InputError
+from scent_lightning.runs.folders import LOGS
 
 __all__ = ["find_checkpoint", "is_word"]
 
@@ -22,7 +23,7 @@ def is_word(ckpt_path: Any) -> bool:
     return isinstance(ckpt_path, str) and (ckpt_path in ("last", "best", "hpc") or bool(_REGISTRY.match(ckpt_path)))
 
 
-def find_checkpoint(word: str, trainer: Mapping[str, Any]) -> str:
+def find_checkpoint(word: str, trainer: Mapping[str, Any], name: str | None = None) -> str:
     """The file that a word stands for, by what earlier runs have left on the disk.
 
     Lightning itself knows the last and the best checkpoint of its own process only. A command's process has none yet:
@@ -33,6 +34,7 @@ def find_checkpoint(word: str, trainer: Mapping[str, Any]) -> str:
             of the run which that file is of; "hpc", the one that SLURM's requeueing left in ``default_root_dir``; or
             "registry", "registry:NAME", which Lightning looks up by itself.
         trainer: the Trainer's arguments, as parsed.
+        name: of the runs that are looked through; None: all of that folder, those with a name, too.
 
     Returns:
         The path; for "registry" the word itself.
@@ -49,12 +51,12 @@ def find_checkpoint(word: str, trainer: Mapping[str, Any]) -> str:
         raise InputError(f"ckpt_path {word} is looked up on a local disk only: give the checkpoint's file")
     if word == "hpc":
         return str(_of_requeueing(root))
-    last = _last(word, trainer, root)
+    last = _last(word, trainer, root, name)
     return str(last if word == "last" else _best(last))
 
 
-def _last(word: str, trainer: Mapping[str, Any], root: Path) -> Path:
-    patterns = list(_patterns(trainer, root))
+def _last(word: str, trainer: Mapping[str, Any], root: Path, name: str | None) -> Path:
+    patterns = list(_patterns(trainer, root, name))
     found = [path for folder, pattern in patterns for path in folder.glob(f"{pattern}last*.ckpt")]
     if not found:
         places = ", ".join(dict.fromkeys(str(folder / pattern) for folder, pattern in patterns))
@@ -67,7 +69,7 @@ def _age(path: Path) -> tuple[int, list[int]]:
     return path.stat().st_mtime_ns, [int(number) for number in re.findall(r"\d+", str(path))]
 
 
-def _patterns(trainer: Mapping[str, Any], root: Path) -> Iterator[tuple[Path, str]]:
+def _patterns(trainer: Mapping[str, Any], root: Path, name: str | None) -> Iterator[tuple[Path, str]]:
     """Folders in which a run of this Trainer leaves its checkpoints, each as where to look and what for."""
     for callback in _settings(trainer.get("callbacks")):
         if callback.get("dirpath"):
@@ -76,9 +78,14 @@ def _patterns(trainer: Mapping[str, Any], root: Path) -> Iterator[tuple[Path, st
     for logger in loggers:
         folder = Path(logger.get("save_dir") or logger.get("root_dir") or root)
         yield (folder / str(logger["name"]), "*/checkpoints/") if logger.get("name") else (folder, "*/*/checkpoints/")
-    if not loggers:
-        yield root / "lightning_logs", "*/checkpoints/"
-        yield root, "checkpoints/"
+    if loggers:
+        return
+    if name is not None:
+        yield root / LOGS / name, "*/checkpoints/"
+        return
+    yield root / LOGS, "*/checkpoints/"
+    yield root / LOGS, "*/*/checkpoints/"
+    yield root, "checkpoints/"
 
 
 def _settings(value: Any) -> Iterator[Mapping[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Iterator
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning_utilities.core.rank_zero import rank_zero_info
 
 from scent_lightning.callbacks.lookup import tensorboard_loggers
 
-__all__ = ["end_of_fit", "missing_monitors"]
+__all__ = ["end_of_fit", "missing_monitors", "write_metrics"]
 
 _MOST_METRICS = 8
 
@@ -47,6 +49,23 @@ def missing_monitors(trainer: L.Trainer) -> Iterator[str]:
             logged = ", ".join(sorted(trainer.callback_metrics))
             name = type(callback).__name__
             yield f"{name} monitors {monitor!r}, which was not logged in this run; logged were {logged}"
+
+
+def write_metrics(trainer: L.Trainer, command: str) -> None:
+    """Write what ``validate`` or ``test`` has measured to ``metrics_COMMAND.json`` in the log's folder, and say so.
+
+    Args:
+        trainer: of the command.
+        command: its name.
+    """
+    folder = trainer.log_dir or trainer.default_root_dir  # which all processes have to ask for
+    if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return
+    values = {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
+    path = Path(folder) / f"metrics_{command}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    rank_zero_info(f"Metrics: {path}")
 
 
 def _metrics(trainer: L.Trainer) -> str:

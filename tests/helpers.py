@@ -156,7 +156,7 @@ FORKSERVER.set_forkserver_preload(
         "lightning.pytorch.cli",
         "open_clip",
         "pytest",
-        "scent_lightning.cli",
+        "scent_lightning.lightning_cli",
         "scipy.optimize",
         "torch.utils.tensorboard",
         "tests.settings",

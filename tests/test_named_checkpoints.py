@@ -115,7 +115,7 @@ def test_last_is_looked_for_where_this_run_would_write(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("last", "ckpt_path last: no run has left a last.ckpt in lightning_logs/*/checkpoints, checkpoints; give"),
+        ("last", "ckpt_path last: no run has left a last.ckpt in lightning_logs/*/checkpoints, lightning_logs/*/*/ch"),
         ("best", "ckpt_path best: no run has left a last.ckpt in "),
         ("hpc", "ckpt_path hpc: there is no hpc_ckpt_N.ckpt in .; give"),
         ("registry", "ckpt_path registry needs litmodels, which is not installed: give"),

@@ -21,9 +21,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import scent_lightning
 from scent_lightning import private_api
-from scent_lightning.cli import ScentCLI
 from scent_lightning.duals import SCENT, DualVariable
 from scent_lightning.errors import InputError
+from scent_lightning.lightning_cli import ScentCLI
 from scent_lightning.optim import RowSparseSGD
 from scent_lightning.progress import ProgressLR
 from tests.helpers import SoftmaxData, SoftmaxTask, quiet_trainer
@@ -348,7 +348,7 @@ def _defined(node):
 def test_the_parser_of_a_subcommand_and_targets_that_need_not_be_given():
     from jsonargparse import ArgumentParser
 
-    from scent_lightning.cli import ScentArgumentParser
+    from scent_lightning.lightning_cli import ScentArgumentParser
 
     assert "subcommand" in inspect.signature(LightningCLI._parser).parameters
     assert private_api.LINKED_TARGETS in inspect.signature(ArgumentParser.add_class_arguments).parameters or (

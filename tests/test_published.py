@@ -5,8 +5,8 @@ import re
 import pytest
 from lightning import LightningDataModule, LightningModule
 
-from scent_lightning.cli import ScentCLI
 from scent_lightning.duals import DualUpdate
+from scent_lightning.lightning_cli import ScentCLI
 from tests.conftest import ROOT
 
 PUBLISHED = ROOT / "configs" / "published"

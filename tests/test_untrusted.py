@@ -22,7 +22,6 @@ from scent_lightning.tasks import (
     PartialAUCTask,
 )
 from tests.conftest import ROOT
-from tests.forked import finished, start_script
 
 CONFIG = str(ROOT / "configs" / "dro_diabetes.yaml")
 RAN = "ran"
@@ -107,13 +106,14 @@ def test_load_from_checkpoint(tmp_path, kind, task):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_export_to_open_clip(tmp_path, kind):
+def test_export(tmp_path, kind, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     write(tmp_path / "a.ckpt", kind)
-    script = ROOT / "examples" / "export_open_clip.py"
-    done = finished(start_script(tmp_path, script, "a.ckpt", "b.pt"), check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: checkpoint a.ckpt ")
-    assert len(done.stderr.splitlines()) == 1
+    with pytest.raises(SystemExit) as stopped:
+        main(["export", "a.ckpt", "b.pt"])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("scent-lightning: error: checkpoint a.ckpt ")
     assert not (tmp_path / "b.pt").exists()
 
 

@@ -19,9 +19,9 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from scent_lightning.cli import NoProfiler
 from scent_lightning.data import StratifiedBatchSampler
 from scent_lightning.duals import SCENT
+from scent_lightning.lightning_cli import NoProfiler
 from scent_lightning.modules import SmallImageResNet
 from scent_lightning.tasks import PartialAUCTask
 

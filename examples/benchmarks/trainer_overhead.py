@@ -26,10 +26,10 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.nn.functional import softplus
 
-from scent_lightning.cli import NoProfiler, default_callbacks
 from scent_lightning.data import TabularRegressionDataModule
 from scent_lightning.duals import SCENT
 from scent_lightning.errors import InputError
+from scent_lightning.lightning_cli import NoProfiler, default_callbacks
 from scent_lightning.tasks import DRORegressionTask
 
 TAU, LOG_ALPHA, LEARNING_RATE = 1.0, -6.0, 6e-6

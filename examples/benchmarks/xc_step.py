@@ -26,8 +26,8 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from scent_lightning.cli import NoProfiler
 from scent_lightning.duals import SCENT
+from scent_lightning.lightning_cli import NoProfiler
 from scent_lightning.tasks import ExtremeClassificationTask
 
 CLASSES = (10_000, 100_000, 360_232)

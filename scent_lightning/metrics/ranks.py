@@ -101,6 +101,8 @@ def reciprocal_rank(ranks: Tensor) -> Tensor:
 class _RankMetric(MeanMetric):
     """Mean over the queries of all batches and processes."""
 
+    higher_is_better = True  # type: ignore[assignment]
+
     def _of_queries(self, ranks: Tensor) -> Tensor:
         raise NotImplementedError
 

@@ -30,6 +30,8 @@ class TopKAccuracy(MeanMetric):
         tensor(0.7500)
     """
 
+    higher_is_better = True  # type: ignore[assignment]
+
     def __init__(self, k: int) -> None:
         super().__init__()
         self.k: int = checked_integer("k", k)

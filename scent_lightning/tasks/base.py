@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -88,6 +88,8 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
         [1, 5]
     """
 
+    #: The metric of validation by which runs are compared, and whether "min" or "max" of it is best; None: none.
+    main_metric: tuple[str, Literal["min", "max"]] | None = None
     #: What would change it, where no parameter is left to train: the end of the error's sentence.
     way_to_train = "give a network that is not frozen"
     #: The learning rate where none is given, by ``weight_step``; another optimiser than SGD has that of "gradient".
@@ -167,19 +169,23 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
 
     # ---------------------------------------------------------------- metrics
 
-    def add_metrics(self, metrics: Mapping[str, Metric] | MetricCollection, prog_bar: Collection[str] = ()) -> None:
+    def add_metrics(self, metrics: Mapping[str, Metric] | MetricCollection, prog_bar: Sequence[str] = ()) -> None:
         """Set the metrics of validation and test, each of which has copies of its own; in ``__init__``.
 
         Args:
             metrics: by name; each gives one number. In a mapping each has a state of its own; a
                 :class:`torchmetrics.MetricCollection` whose ``compute_groups`` say so keeps one for several. Its
                 automatic groups, which are those that are equal after the first batch, suit only metrics of one kind.
-            prog_bar: names of those that the progress bar shows.
+            prog_bar: names of those that the progress bar shows; the first is the main one, by which runs are compared.
         """
         if not isinstance(metrics, MetricCollection):
             metrics = MetricCollection(dict(metrics), compute_groups=False)
         self.stage_metrics = nn.ModuleDict({stage: metrics.clone(prefix=f"{stage}/") for stage in ("val", "test")})
         self._in_prog_bar = {f"{stage}/{name}" for stage in self.stage_metrics for name in prog_bar}
+        if prog_bar:
+            main = prog_bar[0]
+            # Means of a loss do not say which way is better.
+            self.main_metric = (f"val/{main}", "max" if getattr(metrics[main], "higher_is_better", None) else "min")
 
     def log_metrics(self, stage: str, **values: Any) -> None:
         """Give the metrics of a stage a batch, and have them logged at its end.

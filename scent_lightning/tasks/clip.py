@@ -40,7 +40,7 @@ class CLIPTask(BaseTask):
 
     with the scores of :mod:`scent_lightning.functional.contrastive` (Wei et al. 2026, CLIP training). ``--dual BSGD``
     is the mini-batch loss of OpenCLIP (over j ≠ i), ``SOX`` is FastCLIP, ``SCENT`` is the paper's. The model is
-    open_clip's own, and goes back to it: ``examples/export_open_clip.py``.
+    open_clip's own, and goes back to it: ``scent-lightning export``.
 
     Logs ``train/loss`` (dual objective) and ``train/tau``, and for validation and test the recall at 1, 5 and 10 of
     retrieval among all pairs of the split, ``…/image_to_text_R@1`` and so on; where pairs have the same text, each of
@@ -187,6 +187,7 @@ class CLIPTask(BaseTask):
         self.add_dual(_TEXT, num_anchors, copy.deepcopy(dual), placement=dual_placement)
         self.skipped_batches = 0
         self.recalls = nn.ModuleDict({stage: RetrievalRecall() for stage in ("val", "test")})
+        self.main_metric = ("val/image_to_text_R@1", "max")
 
     def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised embeddings, shape ``(B, D)`` each, of images ``(B, 3, H, W)`` and token ids ``(B, T)``."""

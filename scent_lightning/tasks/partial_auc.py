@@ -180,7 +180,7 @@ class PartialAUCTask(BaseTask):
         }
         # One group: all look at the same scores, which are kept once.
         self.add_metrics(
-            MetricCollection(metrics, compute_groups=[list(metrics)]), prog_bar=["objective", "partial_auc"]
+            MetricCollection(metrics, compute_groups=[list(metrics)]), prog_bar=["partial_auc", "objective"]
         )
         self.train(self.training)
 

@@ -4,7 +4,6 @@ import io
 import json
 import re
 import shutil
-import sys
 import tarfile
 import time
 import urllib.error
@@ -12,20 +11,16 @@ import urllib.error
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image
 
+from scent_lightning.cli import main
 from scent_lightning.data import FeatureDataModule
-from tests.conftest import ROOT
-from tests.forked import start_script
-
-torchvision = pytest.importorskip("torchvision", reason="extract_features needs torchvision")
-
-SCRIPT = ROOT / "examples" / "extract_features.py"
-sys.path.insert(0, str(SCRIPT.parent))
-try:
-    import extract_features
-finally:
-    sys.path.remove(str(SCRIPT.parent))
+from scent_lightning.extraction import output
+from scent_lightning.extraction.extract import Samples
+from scent_lightning.extraction.shards import ShardSource
+from scent_lightning.extraction.sources import FolderSource, TorchvisionSource
+from tests.forked import start_command
 
 MODEL = ["--backbone", "torchvision:resnet18", "--weights", "none", "--image-size", "32", "--device", "cpu"]
 COLOURS = {"blue": (20, 40, 200), "green": (30, 180, 60), "red": (200, 30, 30)}
@@ -50,7 +45,7 @@ def images(tmp_path_factory):
 
 
 def run(*arguments):
-    extract_features.main([str(argument) for argument in arguments])
+    main(["extract", *(str(argument) for argument in arguments)])
 
 
 def refused(capsys, *arguments):
@@ -59,9 +54,9 @@ def refused(capsys, *arguments):
     with pytest.raises(SystemExit) as stopped:
         run(*arguments)
     assert stopped.value.code == 2
-    lines = [line for line in capsys.readouterr().err.replace("\r", "\n").splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    return lines[0]
+    said = capsys.readouterr().err.replace("\r", "\n").splitlines()
+    (line,) = (line for line in said if line.startswith("scent-lightning: error: "))
+    return line.removeprefix("scent-lightning: ")
 
 
 def read(folder):
@@ -110,7 +105,7 @@ def test_killed_run_continues_to_the_same_bytes(tmp_path, capsys):
     command = ["--image-folder", images, *MODEL, "--batch-size", 2, "--out"]
     run(*command, tmp_path / "whole")
     progress = tmp_path / "killed" / "train" / "progress.json"
-    process = start_script(tmp_path, SCRIPT, *command, tmp_path / "killed")
+    process = start_command(tmp_path, "extract", *map(str, command), str(tmp_path / "killed"))
     try:
         deadline = time.monotonic() + 120
         while not progress.exists() or json.loads(progress.read_text())["rows_done"] < 6:
@@ -136,7 +131,7 @@ def test_no_row_is_computed_twice_and_workers_change_nothing(images, tmp_path, m
     command = ["--image-folder", images, *MODEL, "--batch-size", 4]
     run(*command, "--out", tmp_path / "whole", "--num-workers", 2)
     written = []
-    append = extract_features.Output.append
+    append = output.Output.append
 
     def failing(self, *arrays):
         if len(written) == 2:
@@ -144,7 +139,7 @@ def test_no_row_is_computed_twice_and_workers_change_nothing(images, tmp_path, m
         written.append(len(arrays[0]))
         append(self, *arrays)
 
-    monkeypatch.setattr(extract_features.Output, "append", failing)
+    monkeypatch.setattr(output.Output, "append", failing)
     with pytest.raises(SystemExit) as stopped:
         run(*command, "--out", tmp_path / "cut")
     assert stopped.value.code == 130
@@ -399,11 +394,11 @@ def sources(place, content):
     """One sample of each source that reads files."""
     (place / "images" / "a").mkdir(parents=True)
     (place / "images" / "a" / "0.png").write_bytes(content)
-    yield extract_features.FolderSource(place / "images", None)
-    yield extract_features.TorchvisionSource("ImageFolder", place / "images", False, {})
+    yield FolderSource(place / "images", None)
+    yield TorchvisionSource("ImageFolder", place / "images", False, {})
     pytest.importorskip("braceexpand", reason="shards need braceexpand")
     shard = write_shard(place / "0.tar", {"a.png": content, "a.cls": b"0"})
-    yield extract_features.ShardSource(str(shard), None)
+    yield ShardSource(str(shard), None)
 
 
 def test_images_of_16_bits_are_scaled(tmp_path):
@@ -420,7 +415,7 @@ def test_images_of_other_formats_and_depths_are_refused(kind, tmp_path, monkeypa
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *arguments, **settings: pytest.fail("a program ran"))
     picture = Image.new("F", (8, 8)) if kind == "TIFF" else Image.new("RGB", (8, 8))
     for source in sources(tmp_path, encoded(picture, kind)):
-        message = extract_features.Samples(source, torchvision.transforms.functional.to_tensor)[0]
+        message = Samples(source, torchvision.transforms.functional.to_tensor)[0]
         assert re.match("cannot read .*: (cannot identify|no image can be decoded|its pixels are floating)", message)
 
 
@@ -477,7 +472,7 @@ def test_class_order(images, tmp_path, capsys):
     run(*reordered)
     labels = read(tmp_path / "reordered" / "train")[1]
     assert sorted(labels.tolist()) == [0, 1]
-    samples = extract_features.FolderSource(val, classes)
+    samples = FolderSource(val, classes)
     assert [("red", "blue")[label] in samples.name(row) for row, label in enumerate(labels)] == [True, True]
     # Alone in its folder, a split may change the order.
     run("--image-folder", val, *MODEL, "--out", tmp_path / "reordered", "--overwrite")
@@ -511,20 +506,20 @@ def test_folders_and_files_of_systems_and_programs(images, tmp_path, capsys):
     picture(0, COLOURS["red"]).save(folder / "__MACOSX" / "0.png")
     (folder / "blue" / "._0.png").touch()
     (folder / "red" / "4.heic").touch()
-    found = extract_features.FolderSource(folder, None)
-    expected = extract_features.FolderSource(images, None)
+    found = FolderSource(folder, None)
+    expected = FolderSource(images, None)
     assert found.classes == expected.classes == ["blue", "green", "red"]
     assert [label for _, label in found.samples] == [label for _, label in expected.samples]
     said = capsys.readouterr().err
     assert "2 files (1 .heic, 1 hidden)" in said
     assert "folders that are hidden or without an image (.ipynb_checkpoints, __MACOSX, a empty)" in said
     picture(0, COLOURS["red"]).save(folder / "red" / "5.JFIF", format="JPEG")
-    assert len(extract_features.FolderSource(folder, None)) == 13
+    assert len(FolderSource(folder, None)) == 13
 
 
 def test_disk_too_small(images, tmp_path, capsys, monkeypatch):
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(extract_features.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(output.shutil, "disk_usage", lambda _: usage)
     assert "GB are free there" in refused(capsys, "--image-folder", images, *MODEL, "--out", tmp_path)
 
 

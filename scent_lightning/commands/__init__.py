@@ -1,0 +1,1 @@
+"""The commands beside Lightning's, each with a function ``main(arguments)``."""

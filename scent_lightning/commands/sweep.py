@@ -1,0 +1,82 @@
+"""``scent-lightning sweep``: a grid of fits."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+
+from scent_lightning.commands.compare import show
+from scent_lightning.configurations import with_configurations
+from scent_lightning.errors import InputError
+from scent_lightning.runs.grid import grid_of
+from scent_lightning.runs.sweep import Sweep, Work, command_of, in_a_process
+
+__all__ = ["main"]
+
+_DESCRIPTION = """Run a grid of fits in processes, and compare them. An option with several values is an axis of the
+grid, one with a single value is for all runs, as in `scent-lightning fit`. A class may bring arguments of its own."""
+_EXAMPLE = """example:
+  scent-lightning sweep dro_diabetes --model.tau 0.2 1 5 --dual SCENT SOX:gamma=0.5 --seeds 0 1 2 --jobs 2
+
+The same command goes on where it was stopped: runs that are finished are passed over, those that were interrupted or
+have failed go on from their last checkpoint. A run that fails does not stop the others; the exit code is then 1."""
+
+
+def main(arguments: list[str], work: Work = in_a_process) -> None:
+    """Run a grid.
+
+    Args:
+        arguments: of the command line.
+        work: runs the command line of one fit.
+
+    Raises:
+        InputError: a wrong argument, or a folder with another sweep.
+        SystemExit: with code 1 where a run has failed, 130 where the user stops it.
+    """
+    parser = argparse.ArgumentParser(
+        "scent-lightning sweep",
+        usage="scent-lightning sweep CONFIG [CONFIG ...] [--OPTION VALUE [VALUE ...]] [--seeds SEED [SEED ...]]\n"
+        "                             [--jobs N] [--out DIR] [--dry_run]",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="a run for each (default: 0)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, which share the cores (1)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of the runs (default: sweeps/CONFIG, by the last of them)"
+    )
+    parser.add_argument("--dry_run", action="store_true", help="print the commands of what is missing, and run nothing")
+    parser.add_argument(
+        "--metric", metavar="TAG", help="what the table compares by (default: what the task names as its own)"
+    )
+    # What comes before the first option is for the grid; so is every option that is not of the sweep.
+    given, others = parser.parse_known_args(arguments)
+    if given.jobs < 1:
+        raise InputError(f"jobs must be at least 1, got {given.jobs}")
+    grid = grid_of(others, given.seeds)
+    folder = given.out or Path("sweeps") / Path(grid.configs[-1]).stem
+    with_configurations([part for config in grid.configs for part in ("--config", config)])  # or say which is not there
+    sweep = Sweep(folder, grid.trials(), work)
+    if given.dry_run:
+        for trial in sweep.missing():
+            print(f"scent-lightning {shlex.join(command_of(trial, folder))}")
+        return
+    print(f"{len(sweep.trials)} runs in {folder}, {given.jobs} at a time; TensorBoard: tensorboard --logdir {folder}")
+    try:
+        failed = sweep.run(given.jobs, lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    names = {trial.name for trial in sweep.trials}
+    if any(folder.rglob("config.yaml")):
+        print()
+        for line in show([folder], [given.metric] if given.metric else None):
+            print(line)
+    if failed:
+        print(
+            f"{len(failed)} of {len(names)} runs have failed; what they printed is in {os.path.join(folder, 'output')}"
+        )
+        raise SystemExit(1)

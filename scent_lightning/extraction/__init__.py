@@ -1,0 +1,1 @@
+"""Images to features: what ``scent-lightning extract`` is made of."""
