@@ -70,6 +70,13 @@ def test_weights_are_repeats():
     assert weighted.entropic_risk_ == pytest.approx(repeated.entropic_risk_, rel=1e-9)
 
 
+@pytest.mark.parametrize("weight", [None, np.random.default_rng(0).random(len(TARGET)) * (np.arange(len(TARGET)) % 3)])
+def test_effective_rows_are_those_of_the_worst_case_weights(weight):
+    model = EntropicRiskRegressor(max_epochs=2, random_state=0).fit(FEATURES, TARGET, sample_weight=weight)
+    shares = model.worst_case_weights(FEATURES, TARGET, sample_weight=weight)
+    assert model.effective_rows_ == pytest.approx(1 / np.square(shares).sum(), rel=1e-9)
+
+
 def test_worst_case_weights_are_proportional_to_the_exponential_of_the_loss():
     model = EntropicRiskRegressor(max_epochs=2, random_state=0).fit(FEATURES, TARGET)
     weights = model.worst_case_weights(FEATURES, TARGET)

@@ -84,6 +84,8 @@ class EntropicRiskRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc
         network_: of another, on standardised features; None for a linear one.
         tau_: temperature that was used.
         entropic_risk_: objective over the training rows.
+        effective_rows_: effective number of training rows in the worst case, 1/Σp²; near 1, the model is fitted to hardly
+            more than one row, and a larger ``tau`` looks at more.
         least_squares_risk_: objective of least squares, where a linear model starts.
         n_iter_: epochs.
         n_features_in_: number of features d.
@@ -201,7 +203,10 @@ class EntropicRiskRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc
             self.intercept_ = float(centre + unit * network.bias.item() - self.coef_ @ self._scaler.mean_)
         else:
             self.network_ = network.eval()
-        self.entropic_risk_ = _risk(_losses(self._predicted(X) - y, self.loss, delta), self.tau_, weight)
+        final = _losses(self._predicted(X) - y, self.loss, delta)
+        self.entropic_risk_ = _risk(final, self.tau_, weight)
+        log_weights = final / self.tau_ + np.log(weight)
+        self.effective_rows_ = float(np.exp(2 * logsumexp(log_weights) - logsumexp(2 * log_weights)))
         return self
 
     # ---------------------------------------------------------------- what was fitted
