@@ -84,8 +84,8 @@ class EntropicRiskRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc
         network_: of another, on standardised features; None for a linear one.
         tau_: temperature that was used.
         entropic_risk_: objective over the training rows.
-        effective_rows_: effective number of training rows in the worst case, 1/Σp²; near 1, the model is fitted to hardly
-            more than one row, and a larger ``tau`` looks at more.
+        effective_rows_: effective number of training rows in the worst case, 1/Σp²; near 1, the model is fitted to
+            hardly more than one row, and a larger ``tau`` looks at more.
         least_squares_risk_: objective of least squares, where a linear model starts.
         n_iter_: epochs.
         n_features_in_: number of features d.
