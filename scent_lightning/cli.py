@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NoReturn
 
 from scent_lightning.errors import InputError
 
@@ -56,6 +57,11 @@ def _command(name: str) -> Callable[[list[str]], Any]:
     return found
 
 
+def _leave(sentence: str) -> NoReturn:
+    print(f"{PROGRAM}: error: {sentence}", file=sys.stderr)
+    raise SystemExit(2) from None
+
+
 def main(args: list[str] | None = None) -> None:
     """Run the command line.
 
@@ -74,13 +80,20 @@ def main(args: list[str] | None = None) -> None:
     if given == ["--version"]:
         print(f"{PROGRAM} {version(PROGRAM)}")
         raise SystemExit(0)
-    if not given or given[0] not in OTHERS:
+    known = [*OF_LIGHTNING, *OTHERS]
+    if not given:
+        _leave(f"a command is needed: {', '.join(known)}")
+    if not given[0].startswith("-") and given[0] not in known:
+        close = get_close_matches(given[0], known, n=1)
+        _leave(f"unknown command {given[0]!r}: {f'did you mean {close[0]}?' if close else ', '.join(known)}")
+    if given[0] not in OTHERS:
         from scent_lightning.lightning_cli import run
 
         run(args)
         return
     try:
         _command(given[0])(given[1:])
-    except (InputError, OSError) as error:
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    except InputError as error:
+        _leave(str(error))
+    except OSError as error:
+        _leave(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from scent_lightning.cli import main
+from scent_lightning.cli import OTHERS, main
 from tests.conftest import ROOT
 from tests.helpers import SoftmaxData, quiet_trainer
 
@@ -103,6 +103,8 @@ def test_commands_run_as_they_are_written(text, least, tmp_path, monkeypatch, ca
             names = {}
             exec(capsys.readouterr().out, names)
             assert names["model"].visual.image_size == (32, 32)
+        elif program == "scent-lightning" and arguments[0] in OTHERS:
+            main(arguments)
         elif program == "scent-lightning":
             epochs = {"--trainer.max_epochs"} & set(arguments)  # a run to go on with is longer
             monkeypatch.setattr(sys, "argv", ["scent-lightning"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from scent_lightning.commands.parser import CommandParser
 from scent_lightning.errors import InputError
 from scent_lightning.runs.comparison import Comparison, compare, write_csv
 from scent_lightning.runs.reading import Run, find_runs, read_run
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> None:
     Raises:
         InputError: there is no such folder, no run in it, or no such metric.
     """
-    parser = argparse.ArgumentParser("scent-lightning compare", description=_DESCRIPTION)
+    parser = CommandParser("compare", _DESCRIPTION)
     parser.add_argument("folders", nargs="+", type=Path, help="folders of runs, such as lightning_logs or sweeps/first")
     parser.add_argument(
         "--metric",

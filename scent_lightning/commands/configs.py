@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 
+from scent_lightning.commands.parser import CommandParser
 from scent_lightning.configurations import list_configurations
 
 __all__ = ["main"]
@@ -13,11 +13,8 @@ __all__ = ["main"]
 
 def main(arguments: list[str]) -> None:
     """Print the names of the package's configurations, with a sentence each."""
-    parser = argparse.ArgumentParser(
-        "scent-lightning configs",
-        description="List the configurations that come with the package; --config takes one by its name, or a file.",
-    )
-    parser.parse_args(arguments)
+    description = "List the configurations that come with the package; --config takes one by its name, or a file."
+    CommandParser("configs", description).parse_args(arguments)
     found = list_configurations()
     width = max(map(len, found))
     try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+
+from scent_lightning.commands.parser import CommandParser
 
 __all__ = ["main"]
 
@@ -24,9 +25,7 @@ def main(arguments: list[str]) -> None:
     Raises:
         InputError: as :func:`scent_lightning.export.export`.
     """
-    parser = argparse.ArgumentParser(
-        "scent-lightning export", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = CommandParser("export", _DESCRIPTION)
     parser.add_argument("checkpoint", type=Path, help="checkpoint of a CLIPTask, or of a task with a linear model")
     parser.add_argument("out", type=Path, help="file to write: .pt, .pth or .bin; also .npy for a linear model")
     parser.add_argument(

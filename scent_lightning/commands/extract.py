@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from pathlib import Path
+
+from scent_lightning.commands.parser import CommandParser
 
 __all__ = ["main"]
 
@@ -38,9 +39,7 @@ def main(arguments: list[str]) -> None:
         InputError: an argument, a file or an image that cannot be used.
         SystemExit: with code 130 where the user stops it.
     """
-    parser = argparse.ArgumentParser(
-        "scent-lightning extract", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = CommandParser("extract", _DESCRIPTION)
     source = parser.add_argument_group("source, one of them")
     source.add_argument("--image-folder", type=Path, metavar="DIR", help="a folder with a folder per class")
     source.add_argument("--torchvision-dataset", metavar="NAME", help="a data set of torchvision, such as CIFAR10")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 from pathlib import Path
 
 from scent_lightning.commands.compare import show
+from scent_lightning.commands.parser import CommandParser
 from scent_lightning.configurations import with_configurations
 from scent_lightning.errors import InputError
 from scent_lightning.runs.grid import grid_of
@@ -17,6 +17,8 @@ __all__ = ["main"]
 
 _DESCRIPTION = """Run a grid of fits in processes, and compare them. An option with several values is an axis of the
 grid, one with a single value is for all runs, as in `scent-lightning fit`. A class may bring arguments of its own."""
+_USAGE = """scent-lightning sweep CONFIG [CONFIG ...] [--OPTION VALUE [VALUE ...]] [--seeds SEED [SEED ...]]
+                             [--jobs N] [--out DIR] [--metric TAG] [--dry_run]"""
 _EXAMPLE = """example:
   scent-lightning sweep dro_diabetes --model.tau 0.2 1 5 --dual SCENT SOX:gamma=0.5 --seeds 0 1 2 --jobs 2
 
@@ -35,15 +37,7 @@ def main(arguments: list[str], work: Work = in_a_process) -> None:
         InputError: a wrong argument, or a folder with another sweep.
         SystemExit: with code 1 where a run has failed, 130 where the user stops it.
     """
-    parser = argparse.ArgumentParser(
-        "scent-lightning sweep",
-        usage="scent-lightning sweep CONFIG [CONFIG ...] [--OPTION VALUE [VALUE ...]] [--seeds SEED [SEED ...]]\n"
-        "                             [--jobs N] [--out DIR] [--dry_run]",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = CommandParser("sweep", _DESCRIPTION, _EXAMPLE, _USAGE)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="a run for each (default: 0)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, which share the cores (1)")
     parser.add_argument(

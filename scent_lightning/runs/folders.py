@@ -19,8 +19,8 @@ _EVENTS = "events.out.tfevents.*"
 # What says where and how a run goes, and not what it is.
 _NOT_IN_A_NAME = re.compile(
     r"(config|c|name|ckpt_path|weights_only|verbose|print_config|if_changed_data|data\.(num_workers|data_dir)"
-    r"|trainer\.(default_root_dir|logger|callbacks|plugins|profiler|enable_|log_every|devices|accelerator|strategy"
-    r"|num_nodes).*)"
+    r"|trainer\.(default_root_dir|logger|callbacks|plugins|profiler|enable_|log_every|check_val|devices|accelerator"
+    r"|strategy|num_nodes).*)"
 )
 _CLASSES = ("dual", "model", "data")
 

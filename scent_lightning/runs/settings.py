@@ -56,7 +56,8 @@ def of_task_and_data(config: Mapping[str, Any]) -> dict[str, Setting]:
             shown["data"] = f"{shown['data']}({name}={value})"
     if (epochs := found.get("trainer.max_epochs")) is not None:
         shown["max_epochs"] = epochs
-    return shown
+    first = [name for name in (SEED, "task", "data", "dual") if name in shown]
+    return {name: shown[name] for name in [*first, *shown]}
 
 
 def class_in_words(value: Mapping[str, Any]) -> str:

@@ -1,8 +1,10 @@
 """Where a run is: what it is called, that it goes on in its own folder, and that evaluation makes no new one."""
 
 import json
+import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -18,6 +20,7 @@ from scent_lightning.runs.folders import check_name, name_of_settings, run_folde
 from scent_lightning.runs.place import EvaluationLogger, place_of
 from scent_lightning.runs.reading import read_run
 from tests.conftest import ROOT
+from tests.helpers import under_two_trainers
 from tests.kill_and_resume import differences
 
 CONFIG = str(ROOT / "configs" / "dro_diabetes.yaml")
@@ -230,7 +233,7 @@ def test_a_long_name_is_cut_and_stays_different():
 @pytest.mark.parametrize("name", ["", " ", "a/b", "a\\b", "..", ".hidden", "-x", "version_3", "a:b", "x" * 256, "end "])
 def test_a_name_that_no_folder_can_have_is_refused(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="^name "):
+    with pytest.raises(InputError, match=r"^name "):
         check_name(name)
     if name in ("", "a/b", "version_3"):
         with pytest.raises(SystemExit) as stopped:
@@ -251,3 +254,23 @@ def test_the_folder_of_a_run_has_a_log(tmp_path):
     (tmp_path / "events.out.tfevents.1").touch()
     assert run_folder(last) == tmp_path
     assert run_folder(tmp_path / "last.ckpt") is None
+
+
+def _in_two_processes(rank, folder):
+    """Fit, go on, and predict, as each of two processes of a run does."""
+    os.chdir(folder)
+    two = ["--trainer.strategy", "ddp", "--trainer.num_nodes", "2", "--trainer.devices", "1"]
+    two += ["--trainer.plugins", "LightningEnvironment", "--trainer.accelerator", "cpu"]
+    fit(*two, "--name", "auto", epochs=1)
+    fit(*two, "--ckpt_path", "last", epochs=2)
+    main(["predict", "--config", CONFIG, *QUIET, *two, "--ckpt_path", "last"])
+
+
+@pytest.mark.slow
+def test_processes_agree_on_the_folder(tmp_path):
+    under_two_trainers(partial(_in_two_processes, folder=tmp_path))
+    (run,) = (path.parent for path in tmp_path.rglob("config.yaml"))
+    assert run.relative_to(tmp_path) == Path("lightning_logs/dro_diabetes,max_epochs=1/version_0")
+    assert [path.name for path in tmp_path.rglob("*.ckpt")] == ["last.ckpt"]
+    assert {path.name for path in run.glob("*.csv")} == {"predictions_rank0.csv", "predictions_rank1.csv"}
+    assert read_run(run).curves["val/rmse"][0].tolist() == [6, 13]

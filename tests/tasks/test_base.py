@@ -17,6 +17,7 @@ from scent_lightning.duals import SCENT
 from scent_lightning.errors import InputError
 from scent_lightning.metrics import TopKAccuracy
 from scent_lightning.tasks import BaseTask, DRORegressionTask, PartialAUCTask
+from tests import settings
 from tests.helpers import SoftmaxData, example_of_the_guide, quiet_trainer
 
 OWN_TASK = example_of_the_guide("own_task")
@@ -308,3 +309,30 @@ def test_what_a_task_of_ones_own_lacks_is_named():
         BaseTask(lr_schedule="linear")
     index = torch.arange(3)
     assert Task().predict_step((torch.zeros(3, 4), None, index), 0)["prediction"].shape == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("setting", "metric"),
+    [
+        ("regression", ("val/entropic_risk", "min")),
+        ("classification", ("val/cross_entropy", "min")),
+        ("ranking", ("val/partial_auc", "max")),
+        ("contrastive", ("val/image_to_text_R@1", "max")),
+        ("recommendation", ("val/recall@20", "max")),
+    ],
+)
+def test_every_task_has_a_metric_that_its_runs_are_compared_by(setting, metric, tmp_path):
+    task, _ = settings.SETTINGS[setting](tmp_path, 16)
+    assert task.main_metric == metric
+    assert setting == "contrastive" or metric[0] in task.stage_metrics["val"].keys()  # noqa: SIM118, keys have the stage
+
+
+def test_a_task_of_ones_own_is_compared_by_the_first_metric_that_it_shows():
+    task = BaseTask()
+    assert task.main_metric is None
+    task.add_metrics({"loss": MeanMetric(), "top1": TopKAccuracy(1)})
+    assert task.main_metric is None
+    task.add_metrics({"loss": MeanMetric(), "top1": TopKAccuracy(1)}, prog_bar=["top1", "loss"])
+    assert task.main_metric == ("val/top1", "max")
+    task.add_metrics({"loss": MeanMetric(), "top1": TopKAccuracy(1)}, prog_bar=["loss"])
+    assert task.main_metric == ("val/loss", "min")
