@@ -69,9 +69,11 @@ def write_metrics(trainer: L.Trainer, command: str) -> None:
 
 
 def _metrics(trainer: L.Trainer) -> str:
-    """Those of validation, and the training loss, as they were last."""
+    """Those of validation, the task's own first, and the training loss, as they were last."""
     values = {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
-    shown = [name for name in values if name.startswith("val/")][:_MOST_METRICS]
+    main, _ = getattr(trainer.lightning_module, "main_metric", None) or (None, None)
+    found = sorted((name for name in values if name.startswith("val/")), key=lambda name: name != main)
+    shown = found[:_MOST_METRICS]
     shown += [name for name in ("train/loss",) if name in values]
     return ", ".join(f"{name} {values[name]:.5g}" for name in shown)
 

@@ -54,7 +54,7 @@ def test_fit_leaves_log_config_and_checkpoint_and_says_where(run):
     assert f"TensorBoard log: {log}" in done.stderr + done.stdout
     said = done.stderr + done.stdout
     assert f"Last checkpoint: {log / 'checkpoints' / 'last.ckpt'}" in said
-    metrics = r"val/entropic_risk 0\.\d+, val/rmse \S+, val/worst_loss \S+, val/effective_rows \S+, train/loss \d"
+    metrics = r"val/entropic_risk 0\.\d+, val/effective_rows \S+, val/rmse \S+, val/worst_loss \S+, train/loss \d"
     assert re.search(rf"Metrics: {metrics}", said)
     assert "Epoch 3" in done.stderr + done.stdout  # the progress bar
     events = EventAccumulator(str(log))
