@@ -238,16 +238,14 @@ def draw(
 ) -> None:
     figure, panels = new_figure(3, 3, size=(3.5, 2.7))
     ratio, bounds, curves = panels[0, 0], panels[0, 1], panels[1:].flatten()
-    panels[0, 2].axis("off")
     for number, mean in enumerate(MEANS):
         for kind, line in (("published", "-"), ("best", "--")):
             values = [by_pair[kind][mean, deviation] for deviation in DEVIATIONS]
-            look = {"color": COLOURS[5 + number], "marker": "o", "linestyle": line}
-            ratio.plot(DEVIATIONS, values, label=f"μ = {mean:g}, {kind} step sizes", **look)
+            look = {"color": (COLOURS[2], COLOURS[4], COLOURS[5])[number], "marker": "o", "linestyle": line}
+            ratio.plot(DEVIATIONS, values, label=f"μ = {mean:g}" if kind == "published" else None, **look)
     ratio.set(xlabel="σ", ylabel="error of SCENT / error of SGD", xscale="log", yscale="log")
     ratio.set_xticks(DEVIATIONS, [f"{deviation:g}" for deviation in DEVIATIONS])
     ratio.minorticks_off()
-    ratio.legend(loc="upper left", bbox_to_anchor=(2.35, 1.0), title="first panel", alignment="left")
     looks = {name: look_of(name, list(METHODS)) for name in METHODS}
     for name, label in METHODS.items():
         bounds.plot(horizon["lengths"], horizon["found"][name], label=label, **looks[name])
@@ -256,7 +254,13 @@ def draw(
     bounds.plot(horizon["lengths"], horizon["bounds"]["least"], color="#777777", linestyle="--", label="(κ − 1)/(2T)")
     bounds.set(xlabel="samples T", ylabel="error F(ν) − F(ν*) (nats)", xscale="log", yscale="log")
     bounds.set_title("step sizes of the theorems; dotted: bounds")
-    bounds.legend(loc="lower left", bbox_to_anchor=(1.15, 0.0), title="other panels", alignment="left")
+    # Both legends have the place of the third panel.
+    free = panels[0, 2]
+    free.axis("off")
+    first = free.legend(*ratio.get_legend_handles_labels(), loc="upper left", alignment="left", ncols=3)
+    first.set_title("first panel: published step sizes\n(dashed: the best)")
+    free.add_artist(first)
+    free.legend(*bounds.get_legend_handles_labels(), loc="lower left", title="other panels", alignment="left")
     for number, ((mean, deviation), panel) in enumerate(zip(RUNS, curves, strict=True)):
         for name, (steps, errors) in runs.items():
             panel.plot(steps, errors[:, number], color=looks[name]["color"], linewidth=0.9)

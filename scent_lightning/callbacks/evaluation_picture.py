@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import lightning as L
+from lightning.pytorch.utilities import rank_zero_warn
 
 from scent_lightning.callbacks.evaluation import EvaluationCallback, Stage
 from scent_lightning.callbacks.lookup import tensorboard_loggers
@@ -14,7 +15,7 @@ from scent_lightning.figures import save
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EvaluationPicture"]
+__all__ = ["EvaluationPicture", "warn_of_rows_left_out"]
 
 
 class EvaluationPicture(EvaluationCallback):
@@ -54,3 +55,10 @@ class EvaluationPicture(EvaluationCallback):
         """Which run it is of, what it shows, and when."""
         run = {"val": "Validation", "test": "Test"}[stage]
         return f"{run}: {what}, epoch {trainer.current_epoch}, step {trainer.global_step}"
+
+
+def warn_of_rows_left_out(callback: EvaluationPicture, stage: Stage, count: int, drawn: bool) -> None:
+    """Say that a picture lacks rows which are not finite: a run that diverges does not end by its picture."""
+    if count:
+        what = f"leaves out {count} rows" if drawn else f"draws no {stage} picture: {count} rows"
+        rank_zero_warn(f"{type(callback).__name__} {what} that are not finite")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from scent_lightning import distributed
 from scent_lightning.callbacks.evaluation import Stage
-from scent_lightning.callbacks.evaluation_picture import EvaluationPicture
+from scent_lightning.callbacks.evaluation_picture import EvaluationPicture, warn_of_rows_left_out
 from scent_lightning.errors import InputError
 from scent_lightning.figures import COLOURS, new_figure, style
 from scent_lightning.validation import checked_integer
@@ -38,7 +38,8 @@ class PredictedAgainstTrue(EvaluationPicture):
     "log_weight", each of shape ``(B,)``: both values in the units of the target, and the logarithm of the weight up to
     a constant (:class:`~scent_lightning.tasks.DRORegressionTask` does). The rows of all batches, dataloaders and
     processes are in one picture, ``predicted_against_true_val.png`` (and ``.svg``), and the image
-    ``val/predicted_against_true`` of TensorBoard; likewise of ``test``.
+    ``val/predicted_against_true`` of TensorBoard; likewise of ``test``. Rows that are not finite are left out, with a
+    warning.
 
     Args:
         rows: points that are drawn at most; of more rows the heaviest, and others at random. Weights are relative to
@@ -64,7 +65,7 @@ class PredictedAgainstTrue(EvaluationPicture):
 
     def _forget(self) -> None:
         self._kept = torch.empty(0, 4, dtype=torch.float64)  # prediction, target, log-weight, and a random number
-        self._seen, self._log_total, self._log_squares = 0, -math.inf, -math.inf
+        self._seen, self._left_out, self._log_total, self._log_squares = 0, 0, -math.inf, -math.inf
         self._random = torch.Generator().manual_seed(0)  # not torch's own: a picture changes no run
 
     def start(self, pl_module: L.LightningModule) -> None:
@@ -79,34 +80,36 @@ class PredictedAgainstTrue(EvaluationPicture):
         if len(set(shapes)) > 1 or values[0].ndim != 1:
             names = "'prediction', 'target' and 'log_weight'"
             raise InputError(f"PredictedAgainstTrue needs {names}{shape}, got shapes {shapes}")
-        columns = [value.detach().double().cpu() for value in values]
-        log_weight = columns[2]
-        self._seen += len(log_weight)
-        self._log_total = _log_add(self._log_total, log_weight)
-        self._log_squares = _log_add(self._log_squares, 2 * log_weight)
-        columns.append(torch.rand(len(log_weight), generator=self._random, dtype=torch.float64))
-        self._kept = _thinned(torch.cat([self._kept, torch.stack(columns, dim=1)]), self.rows)
+        rows = torch.stack([value.detach().cpu().double() for value in values], dim=1)
+        finite = rows[rows.isfinite().all(dim=1)]
+        self._left_out += len(rows) - len(finite)
+        self._seen += len(finite)
+        self._log_total = _log_add(self._log_total, finite[:, 2])
+        self._log_squares = _log_add(self._log_squares, 2 * finite[:, 2])
+        chance = torch.rand(len(finite), 1, generator=self._random, dtype=torch.float64)
+        self._kept = _thinned(torch.cat([self._kept, torch.cat([finite, chance], dim=1)]), self.rows)
 
     def finish(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> None:
         """Draw the points."""
-        kept, sums = self._kept, torch.tensor([[self._seen, self._log_total, self._log_squares]], dtype=torch.float64)
+        of_all = [self._seen, self._left_out, self._log_total, self._log_squares]
+        kept, sums = self._kept, torch.tensor([of_all], dtype=torch.float64)
         self._forget()
         if distributed.is_distributed():
             kept = _thinned(distributed.of_all_processes(kept), self.rows)
             sums = distributed.of_all_processes(sums)
         figure = None
         if trainer.is_global_zero and len(kept):
-            log_total, log_squares = (torch.logsumexp(sums[:, i], dim=0) for i in (1, 2))
-            seen = int(sums[:, 0].sum())
+            log_total, log_squares = (torch.logsumexp(sums[:, i], dim=0) for i in (2, 3))
             figure = draw_predicted_against_true(
                 kept[:, 0],
                 kept[:, 1],
                 (kept[:, 2] - log_total).exp(),
-                rows=seen,
+                rows=int(sums[:, 0].sum()),
                 effective_rows=float((2 * log_total - log_squares).exp()),
                 title=self.title(trainer, stage, "predicted against true"),
                 name=getattr(getattr(trainer, "datamodule", None), "target", None) or "target",
             )
+        warn_of_rows_left_out(self, stage, int(sums[:, 1].sum()), drawn=figure is not None)
         self.publish(trainer, stage, figure)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scent_lightning.callbacks.evaluation import Stage
-from scent_lightning.callbacks.evaluation_picture import EvaluationPicture
+from scent_lightning.callbacks.evaluation_picture import EvaluationPicture, warn_of_rows_left_out
 from scent_lightning.errors import InputError
 from scent_lightning.figures import COLOURS, new_figure, style
 from scent_lightning.validation import checked_integer
@@ -32,7 +32,8 @@ class SimilarityHistogram(EvaluationPicture):
     and "text", normalised embeddings of shape ``(B, D)`` (:class:`~scent_lightning.tasks.CLIPTask` does); with "group",
     shape ``(B,)``, integers, pairs of one group (the same caption, or the same image) are right for each other as well.
     It is written to ``similarities_val.png`` (and ``.svg``) and as the image ``val/similarities`` to TensorBoard;
-    likewise of ``test``. In a distributed run the first process shows its own pairs.
+    likewise of ``test``. In a distributed run the first process shows its own pairs. Pairs that are not finite are
+    left out, with a warning.
 
     Args:
         rows: pairs that are kept at most, the first ones; each image is compared with each of their texts.
@@ -54,10 +55,11 @@ class SimilarityHistogram(EvaluationPicture):
         super().__init__(every_n_epochs, folder)
         self.rows: int = checked_integer("rows", rows)
         self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._left_out = 0
 
     def start(self, pl_module: L.LightningModule) -> None:
         """Start with no pairs."""
-        self._parts = []
+        self._parts, self._left_out = [], 0
 
     def collect(self, trainer: L.Trainer, step: str, outputs: Any, batch: Any, dataloader_idx: int) -> None:
         """Keep the first pairs."""
@@ -71,8 +73,11 @@ class SimilarityHistogram(EvaluationPicture):
         group = outputs.get("group")
         if group is None:
             group = torch.arange(seen, seen + len(image))  # each pair has one of its own
-        kept = (image.detach().float().cpu(), text.detach().float().cpu(), group.detach().cpu())
-        self._parts.append(tuple(part[: self.rows - seen] for part in kept))  # type: ignore[arg-type]
+        image, text, group = image.detach().float().cpu(), text.detach().float().cpu(), group.detach().cpu()
+        finite = (image.isfinite() & text.isfinite()).all(dim=1)
+        self._left_out += int((~finite).sum())
+        image, text, group = (part[finite][: self.rows - seen] for part in (image, text, group))
+        self._parts.append((image, text, group))
 
     def finish(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: Stage) -> None:
         """Draw it; one pair alone has no wrong one."""
@@ -81,6 +86,7 @@ class SimilarityHistogram(EvaluationPicture):
         if sum(len(part[0]) for part in parts) > 1:
             image, text, group = (torch.cat(column) for column in zip(*parts, strict=True))
             figure = draw_similarities(image, text, group, self.title(trainer, stage, "similarities"))
+        warn_of_rows_left_out(self, stage, self._left_out, drawn=figure is not None)
         self.publish(trainer, stage, figure)
 
 

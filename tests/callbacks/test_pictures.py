@@ -311,6 +311,26 @@ def test_other_shapes(kind, change, tmp_path):
         quiet_trainer(callbacks=[kind(folder=tmp_path)]).validate(Everything(change), Rows(), verbose=False)
 
 
+def _broken(rows, value):
+    def change(found):
+        found["prediction"][rows] = found["image"][rows] = value
+        return found
+
+    return change
+
+
+@pytest.mark.parametrize("kind", [PredictedAgainstTrue, SimilarityHistogram])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_rows_that_are_not_finite_end_no_run(kind, value, tmp_path):
+    callback = kind(folder=tmp_path)
+    with pytest.warns(UserWarning, match=f"{kind.__name__} leaves out 8 rows that are not finite"):  # of four batches
+        quiet_trainer(callbacks=[callback]).validate(Everything(_broken(slice(2), value)), Rows(), verbose=False)
+    assert len(list(tmp_path.iterdir())) == 2
+    with pytest.warns(UserWarning, match=f"{kind.__name__} draws no test picture: 60 rows that are not finite"):
+        quiet_trainer(callbacks=[callback]).test(Everything(_broken(slice(None), value)), Rows(), verbose=False)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 @pytest.mark.parametrize(("kind", "name"), [(PredictedAgainstTrue, "rows"), (SimilarityHistogram, "rows")])
 @pytest.mark.parametrize("value", [0, 1.5, True])
 def test_bad_numbers(kind, name, value):
@@ -339,6 +359,7 @@ def _share(rank):
     return found
 
 
+@pytest.mark.slow
 def test_two_processes_make_one_picture(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first, second = under_two_trainers(_share)
