@@ -89,10 +89,12 @@ def _finish(folder: Path, metric: str | None, run: Callable[[], list[Trial]]) ->
         failed = run()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    if failed:
+        how_many = "1 run has" if len(failed) == 1 else f"{len(failed)} runs have"
+        print(f"{how_many} failed; what was printed is in {folder / 'output'}")
     if any(folder.rglob("config.yaml")):
         print()
         for line in show([folder], [metric] if metric else None):
             print(line)
     if failed:
-        print(f"{len(failed)} runs have failed; what they printed is in {folder / 'output'}")
         raise SystemExit(1)

@@ -84,7 +84,7 @@ def test_one_that_fails_does_not_stop_the_rest(tmp_path, monkeypatch, capsys):
         r"\[1/2\] tau=-1,seed=0  failed with code 2 after \d+ s: scent-lightning: error: tau must be", said
     )
     assert re.search(r"\[2/2\] tau=2,seed=0  \d+ s", said)
-    assert "1 runs have failed; what they printed is in sweeps/dro_diabetes/output" in said
+    assert "1 run has failed; what was printed is in sweeps/dro_diabetes/output" in said
     state = json.loads(Path("sweeps/dro_diabetes/sweep.json").read_text())
     assert {name: run["status"] for name, run in state.items()} == {
         "tau=-1,seed=0": "failed",
