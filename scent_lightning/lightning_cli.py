@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import lightning as L
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, TQDMProgressBar
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
@@ -118,6 +118,29 @@ def _take_for_its_own(callbacks: list[L.Callback], folder: Path) -> None:
             callback.last_model_path = str(folder / "last.ckpt")
 
 
+class SaveConfig(SaveConfigCallback):
+    """Writes the configuration; of a run that goes on only once it does, since a fit that is refused changes nothing.
+
+    Args:
+        args: as Lightning's.
+        goes_on: whether the run goes on.
+        more: as Lightning's.
+    """
+
+    def __init__(self, *args: Any, goes_on: bool = False, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.goes_on = goes_on
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Write, unless it has to wait."""
+        if not self.goes_on:
+            super().setup(trainer, pl_module, stage)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write what has waited."""
+        super().setup(trainer, pl_module, "fit")
+
+
 class NoProfiler(PassThroughProfiler):
     """No profiling, at no cost: Lightning's default builds a context some fifty times a step (5 % of a small one)."""
 
@@ -141,7 +164,8 @@ class ScentCLI(LightningCLI):
         self._place = Place()
         arguments = more.get("args")
         self._given = list(arguments) if isinstance(arguments, list) else sys.argv[1:]
-        super().__init__(*args, **{"parser_class": ScentArgumentParser, **more})
+        defaults = {"parser_class": ScentArgumentParser, "save_config_callback": SaveConfig}
+        super().__init__(*args, **{**defaults, **more})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``--dual`` and give the task what it says."""
@@ -238,7 +262,8 @@ class ScentCLI(LightningCLI):
             plugins.append(AtomicCheckpointIO())
         if self._place.is_new:
             callbacks.append(SettingsLog(of_task_and_data(self._plain_config())))
-        self.save_config_kwargs = {**self.save_config_kwargs, "config_filename": self._place.config_file}
+        saved = {"config_filename": self._place.config_file, "goes_on": self._place.goes_on is not None}
+        self.save_config_kwargs = {**self.save_config_kwargs, **saved}
         profiler = config.get("profiler") or NoProfiler()
         defaults = {"callbacks": callbacks, "plugins": plugins, "profiler": profiler}
         return super().instantiate_trainer(**{**kwargs, **defaults, **self._place.trainer})

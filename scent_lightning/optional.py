@@ -7,7 +7,7 @@ from typing import Any
 
 from scent_lightning.errors import InputError
 
-__all__ = ["faiss_module", "of_vision"]
+__all__ = ["faiss_module", "of_vision", "optuna_module"]
 
 
 def of_vision(library: str, needed_by: str) -> Any:
@@ -39,6 +39,21 @@ def faiss_module(needed_by: str) -> Any:
         InputError: it is not installed.
     """
     return _module("faiss", f"{needed_by} needs FAISS; install it with pip install faiss-cpu, or faiss-gpu")
+
+
+def optuna_module(needed_by: str) -> Any:
+    """Import optuna.
+
+    Args:
+        needed_by: what asks for it, the beginning of the message.
+
+    Returns:
+        The module.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    return _module("optuna", f"{needed_by} needs optuna; install it with pip install 'scent-lightning[sweep]'")
 
 
 def _module(name: str, otherwise: str) -> Any:

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from scent_lightning.data import FeatureDataModule, TabularRegressionDataModule
 from scent_lightning.duals import SOX
 from scent_lightning.errors import InputError
+from scent_lightning.runs.reading import read_run
 from scent_lightning.tasks import DRORegressionTask, ExtremeClassificationTask
 from tests.forked import finished, start_command
 from tests.helpers import SoftmaxData, SoftmaxTask, ddp_trainer, quiet_trainer, under_trainers
@@ -138,16 +139,19 @@ def test_changed_data_on_the_command_line(tmp_path):
     assert fit("--trainer.max_epochs", "1", "--data.rows", "1000").returncode == 0
     more = ["--trainer.max_epochs", "2", "--data.rows", "1200"]
     more += ["--ckpt_path", "lightning_logs/version_0/checkpoints/last.ckpt"]
+    (tmp_path / "before.ckpt").write_bytes((tmp_path / more[-1]).read_bytes())
     refused = fit(*more)
     assert refused.returncode == 2
+    assert read_run((tmp_path / more[-1]).parents[1]).status == "finished"
+    assert not list(tmp_path.rglob("config_from_step_*"))
     said = refused.stderr.strip().splitlines()[-1]
     assert said.startswith("scent-lightning: error: cannot train dual variable 'nu': the checkpoint holds 1000 anchors")
     assert 'set if_changed_data (--if_changed_data) to "grow" if rows were appended to it' in said
     grown = fit(*more, "--if_changed_data", "grow")
     assert grown.returncode == 0, grown.stderr
     states = [
-        torch.load(tmp_path / f"lightning_logs/{version}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-        for version in ("version_0", "version_2")
+        torch.load(tmp_path / path, weights_only=True)["state_dict"]
+        for path in ("before.ckpt", "lightning_logs/version_0/checkpoints/last.ckpt")
     ]
     visited = [state["duals.nu.visited"] for state in states]
     assert visited[1].shape == (1200,)

@@ -26,9 +26,11 @@ class SettingsLog(L.Callback):
     def __init__(self, settings: Mapping[str, bool | int | float | str]) -> None:
         super().__init__()
         self.settings = dict(settings)
+        self._begun = False
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the settings."""
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the settings: not before, since a fit that is refused leaves the run of its checkpoint as it is."""
+        self._begun = True
         from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
         kinds = {bool: api_pb2.DATA_TYPE_BOOL, str: api_pb2.DATA_TYPE_STRING}
@@ -51,11 +53,12 @@ class SettingsLog(L.Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write that the run has come to its end."""
-        self._end(trainer, "STATUS_SUCCESS")
+        if self._begun:
+            self._end(trainer, "STATUS_SUCCESS")
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write that it has failed; a run that is interrupted has no end yet."""
-        if isinstance(exception, Exception):
+        if self._begun and isinstance(exception, Exception):
             self._end(trainer, "STATUS_FAILURE")
 
     def _end(self, trainer: L.Trainer, status: str) -> None:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from scent_lightning.errors import InputError
 from scent_lightning.runs.folders import name_of_settings
 
-__all__ = ["Grid", "Trial", "grid_of"]
+__all__ = ["RANGE", "Grid", "Trial", "grid_of"]
+
+RANGE = re.compile(r"([-+.\deE]*\d)\.\.([-+.\deE]*\d)")
 
 _OF_CLASSES = ("--dual", "--model", "--data")
 # Of these the sweep itself takes care.
@@ -66,13 +68,14 @@ class Grid:
                 yield Trial(name, [*common, *classes, *self.fixed, *others, *of_seed])
 
 
-def grid_of(arguments: Sequence[str], seeds: Sequence[int]) -> Grid:
+def grid_of(arguments: Sequence[str], seeds: Sequence[int], ranges: bool = False) -> Grid:
     """The grid that a command line asks for.
 
     Args:
         arguments: ``CONFIG …`` or ``--config CONFIG``, options with one value (for all runs) and with several (a run
             each). A class may bring arguments of its own: ``SOX:gamma=0.5,schedule=cosine``.
         seeds: one run each for every combination.
+        ranges: whether a value such as 1e-4..1 is an axis, too, of all numbers between.
 
     Raises:
         InputError: there is no configuration, a value twice, or an option that the sweep itself takes care of.
@@ -91,7 +94,7 @@ def grid_of(arguments: Sequence[str], seeds: Sequence[int]) -> Grid:
             raise InputError(f"{option} has the value {twice} more than once")
         if option in axes:
             raise InputError(f"{option} is given twice; give its values in one place: {option} VALUE VALUE")
-        if len(values) > 1:
+        if len(values) > 1 or (ranges and any(map(RANGE.fullmatch, values))):
             axes[option] = values
         else:
             fixed += _given(option, values[0]) if values else [option]

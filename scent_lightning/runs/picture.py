@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scent_lightning.figures import COLOURS, new_figure, save, style
+from scent_lightning.figures import COLOURS, METHOD_COLOURS, new_figure, save, style
 from scent_lightning.runs.comparison import Comparison, Group, in_words
 
 __all__ = ["draw"]
@@ -34,11 +35,7 @@ def draw(path: Path, comparison: Comparison) -> Path:
         size = (4.6, max(2.8, 0.9 + 0.36 * len(groups)))
         figure, panels = new_figure(1, 2, size=size, width_ratios=[1.3, 1.0])
         curves, dots = panels[0]
-        for number, group in enumerate(groups):
-            look = {
-                "color": COLOURS[number % len(COLOURS)],
-                "linestyle": _DASHES[number // len(COLOURS) % len(_DASHES)],
-            }
+        for number, (group, look) in enumerate(zip(groups, _looks(groups), strict=True)):
             _draw_curve(curves, comparison.metric, group, look)
             _draw_dots(dots, len(groups) - 1 - number, group, look)
         several = any(len(group.runs) > 1 for group in groups)
@@ -50,9 +47,29 @@ def draw(path: Path, comparison: Comparison) -> Path:
         dots.set(xlabel=comparison.metric, ylim=(-0.6, len(groups) - 0.4))
         dots.tick_params(axis="y", length=0)
         dots.grid(axis="y", visible=False)
-        dots.margins(x=0.12)
+        dots.margins(x=0.15)
         dots.set_title("At the end; bar: mean" if several else "At the end", loc="left")
     return save(figure, path)
+
+
+def _looks(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Colour and dashes of each group: a dual update has its own colour, and what else differs has the dashes."""
+    duals = [str(group.settings.get("dual", "")) for group in groups]
+    methods = [dual.partition("(")[0] for dual in duals]
+    if not all(method in METHOD_COLOURS for method in methods):
+        return [_look(COLOURS[number % len(COLOURS)], number // len(COLOURS)) for number in range(len(groups))]
+    # Of one method's arguments the first come with solid lines, as do the first of the other settings.
+    of_method = {method: list(dict.fromkeys(d for d in duals if d.partition("(")[0] == method)) for method in methods}
+    rest = [
+        (of_method[method].index(dual), *(repr(value) for name, value in group.settings.items() if name != "dual"))
+        for method, dual, group in zip(methods, duals, groups, strict=True)
+    ]
+    distinct = list(dict.fromkeys(rest))
+    return [_look(METHOD_COLOURS[method], distinct.index(each)) for method, each in zip(methods, rest, strict=True)]
+
+
+def _look(colour: str, dashes: int) -> dict[str, Any]:
+    return {"color": colour, "linestyle": _DASHES[dashes % len(_DASHES)]}
 
 
 def _draw_curve(axes: Any, metric: str, group: Group, look: dict[str, Any]) -> None:
@@ -68,8 +85,9 @@ def _draw_dots(axes: Any, height: int, group: Group, look: dict[str, Any]) -> No
     colour = look["color"]
     axes.plot(group.last, height + spread, "o", color=colour, alpha=0.6, markersize=4.5, markeredgewidth=0)
     mean = float(group.last.mean())
-    axes.plot([mean, mean], [height - 0.27, height + 0.27], color=colour, linewidth=2.2, linestyle=look["linestyle"])
+    axes.plot([mean, mean], [height - 0.27, height + 0.27], color=colour, linewidth=2.2)
     beside = axes.get_yaxis_transform()
+    axes.plot([0, 0.07], [height, height], transform=beside, **look)  # as in the other panel
     axes.text(1.02, height, in_words(group.last), transform=beside, va="center", fontsize=8)
 
 
@@ -100,11 +118,11 @@ def _limit(axes: Any, comparison: Comparison) -> None:
         return
     low, high = float(points.min()), float(points.max())
     least, largest = float(ends.min()), float(ends.max())
-    inner = max(largest - least, 0.02 * max(abs(least), abs(largest)), 1e-12)
-    if comparison.better == "min" and high > largest + 20 * inner:
-        axes.set_ylim(low - inner, largest + 10 * inner)
-    elif comparison.better == "max" and low < least - 20 * inner:
-        axes.set_ylim(least - 10 * inner, high + inner)
+    inner = max(largest - least, 0.1 * max(abs(least), abs(largest)), 1e-12)
+    if comparison.better == "min" and high > largest + 4 * inner:
+        axes.set_ylim(low - 0.1 * inner, largest + 3 * inner)
+    elif comparison.better == "max" and low < least - 4 * inner:
+        axes.set_ylim(least - 3 * inner, high + 0.1 * inner)
 
 
 def _wrapped(label: str, width: int = 34) -> str:

@@ -42,8 +42,8 @@ class Run:
     status: str
 
     def metric(self) -> tuple[str, Best] | None:
-        """The run's own metric, else the first of validation, else the training loss; None where nothing is logged."""
-        if self.main is not None:
+        """The run's own metric, else the first of validation, else the training loss, as far as it is logged."""
+        if self.main is not None and self.main[0] in self.curves:
             return self.main
         tags = sorted(tag for tag in self.curves if tag.startswith(("val/", "val_")))
         tags += [tag for tag in ("train/loss", "train_loss", "loss") if tag in self.curves]

@@ -1,6 +1,7 @@
 """Runs side by side, read from their configurations and their TensorBoard logs alone."""
 
 import csv
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -159,10 +160,13 @@ def test_a_run_says_what_it_is_compared_by_and_how_it_ended(tmp_path, monkeypatc
     assert all(run.main == ("val_loss", "max") for run in runs)
     (comparison,) = compare(runs[:2])
     assert (comparison.metric, comparison.better) == ("val_loss", "max")
+    shorter = dataclasses.replace(runs[0], curves={"train/loss": runs[0].curves["val_loss"]})
+    assert shorter.metric() == ("train/loss", "min")  # as without a validation
+    assert dataclasses.replace(runs[0], curves={}).metric() is None
     said = told(capsys, ".")
     assert "1 run has failed and is not counted: seed2" in said
     assert said.splitlines()[2].split()[0] == "2"
-    assert "1 run has not logged val_loss: seed2" in told(capsys, ".", "--all")
+    assert "1 run has logged nothing to compare by: seed2" in told(capsys, ".", "--all")
 
 
 def test_the_hparams_page_shows_readable_settings(tmp_path):

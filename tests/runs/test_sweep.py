@@ -84,7 +84,7 @@ def test_one_that_fails_does_not_stop_the_rest(tmp_path, monkeypatch, capsys):
         r"\[1/2\] tau=-1,seed=0  failed with code 2 after \d+ s: scent-lightning: error: tau must be", said
     )
     assert re.search(r"\[2/2\] tau=2,seed=0  \d+ s", said)
-    assert "1 of 2 runs have failed; what they printed is in sweeps/dro_diabetes/output" in said
+    assert "1 run has failed; what was printed is in sweeps/dro_diabetes/output" in said
     state = json.loads(Path("sweeps/dro_diabetes/sweep.json").read_text())
     assert {name: run["status"] for name, run in state.items()} == {
         "tau=-1,seed=0": "failed",
@@ -193,3 +193,67 @@ def test_wrong_arguments_are_one_sentence(tmp_path, monkeypatch, capsys, argumen
         cli(["sweep", *arguments])
     assert stopped.value.code == 2
     assert capsys.readouterr().err.startswith(f"scent-lightning: error: {message}")
+
+
+def test_a_sampler_chooses_and_goes_on(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    search = [
+        "dro_diabetes",
+        *SHORT,
+        "--model.lr",
+        "1e-4..10",
+        "--dual",
+        "SCENT",
+        "BSGD",
+        "--data.batch_size",
+        "16..64",
+    ]
+    main([*search, "--trials", "2"], here)
+    names = {path.name for path in Path("sweeps/dro_diabetes/lightning_logs").iterdir()}
+    assert len(names) == 2
+    for name in names:
+        lr, batch = re.fullmatch(r"lr=(\S+),(?:SCENT|BSGD),batch_size=(\d+),seed=0", name).groups()
+        assert 1e-4 <= float(lr) <= 10
+        assert 16 <= int(batch) <= 64
+    assert "val/entropic_risk last" in capsys.readouterr().out
+    stops = iter([False, True])
+
+    def stopped(arguments, log, threads):
+        if next(stops):
+            raise KeyboardInterrupt
+        return here(arguments, log, threads)
+
+    with pytest.raises(SystemExit):
+        main([*search, "--trials", "5"], stopped)
+    main([*search, "--trials", "5"], here)
+    state = json.loads(Path("sweeps/dro_diabetes/sweep.json").read_text())
+    assert len(state) == 5
+    assert {run["status"] for run in state.values()} == {"finished"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trials", "2"], "--trials needs an option with several values, or with a range"),
+        (["--trials", "0", "--model.lr", "1..2"], "trials must be at least 1, got 0"),
+        (["--trials", "2", "--model.lr", "2..1"], "--model.lr 2..1 must be a range of numbers, the smaller first"),
+        (["--trials", "2", "--model.lr", "1..2", "--dry_run"], "dry_run cannot know what --trials will choose"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_told(tmp_path, monkeypatch, capsys, arguments, message):
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        cli(["sweep", "dro_diabetes", *arguments])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith(f"scent-lightning: error: {message}")
+
+
+def test_without_optuna_the_way_to_it_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(SystemExit) as stopped:
+        cli(["sweep", "dro_diabetes", "--model.lr", "1..2", "--trials", "2"])
+    assert stopped.value.code == 2
+    assert "--trials needs optuna; install it with pip install 'scent-lightning[sweep]'" in capsys.readouterr().err
