@@ -5,8 +5,6 @@ import runpy
 import shlex
 import sys
 
-import pytest
-
 from scent_lightning import tasks
 from scent_lightning.cli import main
 from scent_lightning.configurations import configuration_folder
@@ -35,7 +33,6 @@ def test_the_table_has_every_task():
     assert used == {name for name in tasks.__all__ if name.endswith("Task") and name != "BaseTask"}
 
 
-@pytest.mark.slow
 def test_commands_that_no_other_test_runs_run(tmp_path, monkeypatch):
     others = [arguments for arguments in GOALS if on_data(arguments) not in RUN]
     assert len(others) < len(GOALS) - 5
@@ -44,4 +41,4 @@ def test_commands_that_no_other_test_runs_run(tmp_path, monkeypatch):
     runpy.run_path(str(ROOT / "examples" / "small_data.py"), run_name="__main__")
     monkeypatch.setattr(sys, "argv", ["scent-lightning"])
     for arguments in others:
-        main([*arguments, *SHORT, "--trainer.max_epochs", "1"])
+        main([*arguments, *SHORT, "--trainer.max_epochs", "1"])  # of one given twice, the latter
