@@ -262,8 +262,9 @@ class ScentCLI(LightningCLI):
             plugins.append(AtomicCheckpointIO())
         if self._place.is_new:
             callbacks.append(SettingsLog(of_task_and_data(self._plain_config())))
-        saved = {"config_filename": self._place.config_file, "goes_on": self._place.goes_on is not None}
-        self.save_config_kwargs = {**self.save_config_kwargs, **saved}
+        self.save_config_kwargs = {**self.save_config_kwargs, "config_filename": self._place.config_file}
+        if self.save_config_callback is SaveConfig:
+            self.save_config_kwargs["goes_on"] = self._place.goes_on is not None
         profiler = config.get("profiler") or NoProfiler()
         defaults = {"callbacks": callbacks, "plugins": plugins, "profiler": profiler}
         return super().instantiate_trainer(**{**kwargs, **defaults, **self._place.trainer})

@@ -28,7 +28,8 @@ class PredictionWriter(BasePredictionWriter):
     its own file.
 
     Args:
-        path: a ``.csv`` or ``.parquet`` file; None is ``predictions.csv`` in the Trainer's log folder.
+        path: a ``.csv`` or ``.parquet`` file; None is ``predictions.csv`` in the Trainer's log folder, which on the
+            command line is that of the checkpoint's run.
 
     Raises:
         InputError: the path has another ending.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,8 +136,12 @@ def _logger_of(folder: Path, step: int) -> TensorBoardLogger:
 def _step_to_go_on_from(checkpoint: Path, run: Path) -> int | None:
     """The step of a checkpoint, if its run has none of a later one."""
     step = _logged_steps(checkpoint)
-    others = (path for path in (run / "checkpoints").glob("last*.ckpt") if path.name != checkpoint.name)
-    return None if any(_logged_steps(path) > step for path in others) else step
+    for path in (run / "checkpoints").glob("last*.ckpt"):
+        # One that cannot be read may be why the user takes another.
+        with suppress(InputError):
+            if path.name != checkpoint.name and _logged_steps(path) > step:
+                return None
+    return step
 
 
 def _logged_steps(checkpoint: Path) -> int:

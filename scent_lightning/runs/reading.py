@@ -19,6 +19,7 @@ from scent_lightning.runs.settings import Setting, settings_of
 __all__ = ["Best", "Run", "find_runs", "read_run"]
 
 Best = Literal["min", "max"]
+_PLACEHOLDER = "hp_metric"  # of Lightning's own logger, always -1
 _EVENTS = "events.out.tfevents.*"
 _LESS_IS_BETTER = re.compile(r"loss|risk|entropy|error|rmse|mae|objective|perplexity", re.IGNORECASE)
 
@@ -144,7 +145,8 @@ class _Log:
 
         if tag == metadata.EXPERIMENT_TAG:
             for info in metadata.parse_experiment_plugin_data(content).metric_infos:
-                self.main = info.name.tag, "max" if info.description.startswith("max") else "min"
+                if info.name.tag != _PLACEHOLDER:
+                    self.main = info.name.tag, "max" if info.description.startswith("max") else "min"
         elif tag == metadata.SESSION_START_INFO_TAG:
             self.status = "unfinished"
         elif tag == metadata.SESSION_END_INFO_TAG:

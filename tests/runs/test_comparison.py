@@ -169,6 +169,16 @@ def test_a_run_says_what_it_is_compared_by_and_how_it_ended(tmp_path, monkeypatc
     assert "1 run has logged nothing to compare by: seed2" in told(capsys, ".", "--all")
 
 
+def test_a_run_with_lightnings_own_logger_is_compared_by_its_validation(tmp_path):
+    trainer = quiet_trainer(max_epochs=1, logger=TensorBoardLogger(tmp_path, "", "a"))
+    trainer.fit(SoftmaxTask(24), datamodule=SoftmaxData())
+    (tmp_path / "a" / "config.yaml").write_text(yaml.safe_dump(config()))
+    run = read_run(tmp_path / "a")
+    assert "hp_metric" in run.curves
+    assert run.metric() == ("val_loss", "min")
+    assert run.status == "finished"
+
+
 def test_the_hparams_page_shows_readable_settings(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata

@@ -155,6 +155,8 @@ def test_an_older_checkpoint_or_another_name_begins_a_new_run(here):
     assert place_of("fit", trainer, str(last), "part", False).goes_on is not None
     assert place_of("fit", trainer, str(last), "another", False).goes_on is None
     assert place_of("fit", trainer, str(last), "part,max_epochs=8", True).goes_on is not None
+    last.write_bytes(last.read_bytes()[:1000])  # then the older one is all there is
+    assert place_of("fit", trainer, str(last.with_name("older.ckpt")), None, False).goes_on is not None
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "predict"])
