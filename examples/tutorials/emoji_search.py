@@ -11,8 +11,6 @@
 # ---
 
 # %% [markdown]
-
-# %% [markdown]
 # # Pictures searched by words: CLIP on emoji
 #
 # Can a model learn in half a minute, on one core and from 3,466 small pictures with their names, to find pictures it

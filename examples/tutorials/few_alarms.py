@@ -11,8 +11,6 @@
 # ---
 
 # %% [markdown]
-
-# %% [markdown]
 # # Few alarms: partial AUC on an imbalanced set
 #
 # One part in a hundred is faulty, and somebody looks at every part that the machine rejects. If they can look at two of

@@ -11,8 +11,6 @@
 # ---
 
 # %% [markdown]
-
-# %% [markdown]
 # # From features to a classifier of 20,902 characters
 #
 # A network has turned pictures into vectors, and there are very many classes: faces, species, products, here Chinese

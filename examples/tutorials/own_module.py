@@ -11,8 +11,6 @@
 # ---
 
 # %% [markdown]
-
-# %% [markdown]
 # # A module of your own: in-batch softmax with an index
 #
 # Which lower half of a handwritten digit belongs to which upper half? Two small networks learn it from pairs, with the

@@ -1,14 +1,12 @@
 """The tutorials run to their end, draw their pictures and find what they say; each notebook has its script's cells."""
 
-import os
 import re
-import subprocess
-import sys
 
 import jupytext
 import pytest
 
 from tests.conftest import ROOT
+from tests.forked import finished, start_script
 
 FOLDER = ROOT / "examples" / "tutorials"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
@@ -68,15 +66,13 @@ def test_a_notebook_was_run_as_a_whole(script):
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_a_tutorial_runs_and_finds_what_it_says(name, tmp_path, request):
     pictures, needed, findings = TUTORIALS[name]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {"OMP_NUM_THREADS": "1"}
     if needed is not None:
         folder = request.getfixturevalue("data_dir")
         if not (folder / needed).is_dir():
             pytest.skip(f"no {needed} in {folder}")
         environment["SCENT_LIGHTNING_DATA"] = str(folder)
-    command = [sys.executable, str(FOLDER / f"{name}.py")]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=550)
-    assert done.returncode == 0, done.stderr
+    done = finished(start_script(tmp_path, FOLDER / f"{name}.py", **environment))
     assert len(list(tmp_path.glob("*.png"))) == pictures
     for pattern, *ranges in findings:
         numbers = [float(number) for number in re.search(pattern, done.stdout).groups()]
