@@ -121,7 +121,7 @@ def note(figure: Figure, text: str) -> None:
 def style() -> Iterator[None]:
     """The look of the pictures, within a ``with`` block, or of a function that draws: ``@style()``."""
     import matplotlib
-    from matplotlib import cycler
+    from matplotlib.rcsetup import cycler
 
     look: Any = {**_LOOK, "axes.prop_cycle": cycler(color=COLOURS)}
     with matplotlib.rc_context(look):
