@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scent_lightning.errors import InputError
-from scent_lightning.optional import faiss_module
+from scent_lightning.optional import optional_module
 
 __all__ = ["VectorExport"]
 
@@ -41,7 +41,7 @@ class VectorExport(L.Callback):
         self.folder = Path(folder)
         self.faiss_index = faiss_index
         if faiss_index is not None:
-            faiss_module("faiss_index")
+            optional_module("faiss", "faiss_index")
         self._vectors: list[Tensor] = []
         self._queries: list[Tensor] = []
 
@@ -91,7 +91,7 @@ class VectorExport(L.Callback):
         return vectors
 
     def _write_index(self, vectors: npt.NDArray[np.float32]) -> None:
-        faiss = faiss_module("faiss_index")
+        faiss = optional_module("faiss", "faiss_index")
         try:
             index = faiss.index_factory(vectors.shape[1], self.faiss_index, faiss.METRIC_INNER_PRODUCT)
             index.train(vectors)

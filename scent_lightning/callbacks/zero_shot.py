@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scent_lightning.errors import InputError
-from scent_lightning.optional import of_vision
+from scent_lightning.optional import optional_module
 
 __all__ = [
     "check_validates",
@@ -35,7 +35,7 @@ def checked_data(callback: L.Callback, trainer: L.Trainer, module: L.LightningMo
         InputError: open_clip is not installed, the module has no model of it, or the data module lacks something.
     """
     name = type(callback).__name__
-    of_vision("open_clip", name)
+    optional_module("open_clip", name)
     model = getattr(module, "model", None)
     if not hasattr(model, "encode_image") or not hasattr(model, "encode_text"):
         raise InputError(
@@ -90,7 +90,7 @@ def zero_shot_classifier(
         names: of the classes.
         templates: texts with {} for the name, or "openai" or "simple".
     """
-    open_clip = of_vision("open_clip", "a zero-shot classifier")
+    open_clip = optional_module("open_clip", "a zero-shot classifier")
     prompts: Sequence[str | Callable[[str], str]] = templates
     if isinstance(templates, str):
         prompts = getattr(open_clip, f"{templates.upper()}_IMAGENET_TEMPLATES")

@@ -29,7 +29,7 @@ from scent_lightning.data.images import first_line
 from scent_lightning.errors import InputError
 from scent_lightning.metrics import ZeroShotAccuracy
 from scent_lightning.metrics.retrieval import first_of_each
-from scent_lightning.optional import of_vision
+from scent_lightning.optional import optional_module
 from scent_lightning.validation import checked_integer
 from scent_lightning.words import listed
 
@@ -203,7 +203,7 @@ def _read_names(class_names: list[str] | str) -> list[str]:
     if not isinstance(class_names, str):
         return list(class_names)
     if class_names == "imagenet":
-        return list(of_vision("open_clip", "ZeroShotClassification").IMAGENET_CLASSNAMES)
+        return list(optional_module("open_clip", "ZeroShotClassification").IMAGENET_CLASSNAMES)
     file = next((place for place in (class_names, elsewhere(class_names)) if os.path.isfile(place)), None)
     if file is None:
         raise InputError(f"class_names must be a list, 'imagenet' or a file with one name a line, got {class_names!r}")

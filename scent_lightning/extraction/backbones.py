@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from scent_lightning.errors import InputError
 from scent_lightning.extraction.words import alike, digest, reason
-from scent_lightning.optional import of_vision
+from scent_lightning.optional import optional_module
 
 __all__ = ["Backbone", "Transform", "features_of", "load_backbone"]
 
@@ -123,7 +123,7 @@ def read_state(path: str) -> dict[str, Tensor]:
 
 def open_clip_backbone(name: str, weights: str, image_size: int | None, seed: int) -> Backbone:
     """The image tower of a model of open_clip."""
-    open_clip = of_vision("open_clip", f"--backbone open_clip:{name}")
+    open_clip = optional_module("open_clip", f"--backbone open_clip:{name}")
     known = open_clip.list_models()
     if name not in known:
         raise InputError(f"unknown backbone open_clip:{name}{alike(name, known)}")

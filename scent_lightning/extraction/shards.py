@@ -17,7 +17,7 @@ from scent_lightning.data.tar_members import sample_and_kind, tar_members
 from scent_lightning.errors import InputError
 from scent_lightning.extraction.sources import Source
 from scent_lightning.extraction.words import digest, reason
-from scent_lightning.optional import of_vision
+from scent_lightning.optional import optional_module
 
 __all__ = ["ShardSource"]
 
@@ -44,7 +44,7 @@ class ShardSource(Source):
     """
 
     def __init__(self, urls: str, rows: int | None) -> None:
-        expand = of_vision("braceexpand", "--webdataset")
+        expand = optional_module("braceexpand", "--webdataset")
         try:
             self.shards = [Path(path) for part in urls.split("::") for path in expand.braceexpand(part)]
         except ValueError as error:

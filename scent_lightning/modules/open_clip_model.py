@@ -11,7 +11,7 @@ from typing import Any
 
 from scent_lightning.checkpoint import read_plain
 from scent_lightning.errors import InputError
-from scent_lightning.optional import of_vision
+from scent_lightning.optional import optional_module
 
 __all__ = ["build_model", "read_architecture"]
 
@@ -30,7 +30,7 @@ def read_architecture(architecture: str | dict[str, Any]) -> str | dict[str, Any
         except (OSError, ValueError) as error:
             raise InputError(f"architecture {architecture} cannot be read as JSON: {error}") from error
     else:
-        if architecture not in (known := of_vision("open_clip", "CLIPTask").list_models()):
+        if architecture not in (known := optional_module("open_clip", "CLIPTask").list_models()):
             near = difflib.get_close_matches(architecture, known, n=5, cutoff=0.4) or known[:5]
             raise InputError(f"architecture {architecture!r} is not known to open_clip; near are {', '.join(near)}")
         return architecture
@@ -48,7 +48,7 @@ def build_model(architecture: str | dict[str, Any], pretrained: str | None) -> A
     Raises:
         InputError: the configuration does not make a model, or the weights cannot be loaded.
     """
-    open_clip = of_vision("open_clip", "CLIPTask")
+    open_clip = optional_module("open_clip", "CLIPTask")
     file = Path(pretrained or "")
     if file.is_file() and file.suffix not in (".safetensors", ".npz", ".npy"):
         read_plain(file, f"pretrained {pretrained}", mmap=True)  # says what is wrong with it, if something is

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scent_lightning.errors import InputError
-from scent_lightning.optional import optuna_module
+from scent_lightning.optional import optional_module
 from scent_lightning.runs.folders import LOGS
 from scent_lightning.runs.grid import RANGE, Grid, Trial
 from scent_lightning.runs.reading import read_run
@@ -42,7 +42,7 @@ def search(
     Raises:
         InputError: optuna is not installed, there is nothing to choose from, or the metric is not in the runs' logs.
     """
-    optuna = optuna_module("--trials")
+    optuna = optional_module("optuna", "--trials")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if not grid.axes:
         raise InputError(

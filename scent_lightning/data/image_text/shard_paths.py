@@ -12,7 +12,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from scent_lightning.data.folders import elsewhere, leads_outside
 from scent_lightning.data.images import first_line
 from scent_lightning.errors import InputError
-from scent_lightning.optional import of_vision
+from scent_lightning.optional import optional_module
 from scent_lightning.validation import checked_integer
 from scent_lightning.words import listed, named_twice
 
@@ -72,7 +72,7 @@ def _braces(argument: str, pattern: str) -> list[str]:
     rest = pattern[len(folder) :]
     if "{" not in rest or os.path.exists(pattern):
         return [pattern]
-    braceexpand = of_vision("braceexpand", f"a pattern such as {pattern!r}").braceexpand
+    braceexpand = optional_module("braceexpand", f"a pattern such as {pattern!r}").braceexpand
     try:
         return [folder + part for part in braceexpand(rest)]
     except ValueError as error:

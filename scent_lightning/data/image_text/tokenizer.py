@@ -9,7 +9,7 @@ from torch import Tensor
 
 from scent_lightning.data.images import first_line
 from scent_lightning.errors import InputError
-from scent_lightning.optional import of_vision
+from scent_lightning.optional import optional_module
 from scent_lightning.words import listed
 
 __all__ = ["Tokenizer", "load_tokenizer"]
@@ -40,7 +40,7 @@ def load_tokenizer(tokenizer: Any, context_length: int | None) -> Tokenizer:
 
 
 def _named(name: Any, context_length: int | None) -> Tokenizer:
-    open_clip = of_vision("open_clip", f"tokenizer {name!r}")
+    open_clip = optional_module("open_clip", f"tokenizer {name!r}")
     if not isinstance(name, str):
         raise InputError(f"tokenizer must be a name or a function, got {name!r}")
     if ":" not in name and name not in open_clip.list_models():
