@@ -444,5 +444,5 @@ def test_faiss_is_asked_for(tmp_path):
 
 def test_faiss_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    with pytest.raises(InputError, match="faiss_index needs FAISS; install it with pip install faiss-cpu"):
+    with pytest.raises(InputError, match="faiss_index needs faiss; install it with pip install faiss-cpu"):
         VectorExport(str(tmp_path), faiss_index="Flat")
