@@ -194,8 +194,11 @@ def _subclasses(base: type) -> Iterator[str]:
     for found in kinds:
         module = sys.modules.get(found.__module__)
         package = sys.modules.get(found.__module__.rpartition(".")[0])
-        is_shown = found.__name__ in getattr(module, "__all__", ()) or getattr(package, found.__name__, None) is found
-        is_of_library = found.__module__.partition(".")[0] in ("torch", "lightning")
+        library = found.__module__.partition(".")[0]
+        is_of_library = library in ("torch", "lightning", "scent_lightning")
+        is_shown = getattr(package, found.__name__, None) is found
+        if library != "scent_lightning":  # which shows in a package what is for its users, and in a module all
+            is_shown = is_shown or found.__name__ in getattr(module, "__all__", ())
         if not found.__name__.startswith("_") and not inspect.isabstract(found) and (is_shown or not is_of_library):
             yield found.__name__
         yield from _subclasses(found)

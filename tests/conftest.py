@@ -1,3 +1,4 @@
+import gc
 import os
 from pathlib import Path
 
@@ -23,6 +24,12 @@ def _no_seed_of_another_test(monkeypatch):
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long tests first: at the end of the run no worker waits for another's."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish() -> None:
+    """All that is imported stays: the garbage collection, which Lightning's search calls often, need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
