@@ -52,9 +52,8 @@ class SettingsLog(L.Callback):
         self._write(trainer, metadata.SESSION_START_INFO_TAG, session_start_info=start)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write that the run has come to its end."""
-        if self._begun:
-            self._end(trainer, "STATUS_SUCCESS")
+        """Write that the run has come to its end, also where a checkpoint's was all that was left to say."""
+        self._end(trainer, "STATUS_SUCCESS")
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write that it has failed; a run that is interrupted has no end yet."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from scent_lightning.figures import COLOURS, new_figure, style
 from scent_lightning.functional import effective_rows, temperature_for
 
 if TYPE_CHECKING:
@@ -89,10 +90,9 @@ class TemperatureOfRows:
             f"A larger tau than {self.tau:g} looks at more; the weights of predict tell which row it is"
         )
 
+    @style()
     def figure(self) -> Figure:
         """The effective number of rows against the temperature."""
-        from scent_lightning.figures import COLOURS, new_figure
-
         figure, ((panel,),) = new_figure(size=(5.0, 3.4))
         ends = [self.tau, *self.temperatures().values()]
         taus = np.geomspace(min(ends) / 10, max(ends) * 10, 80)

@@ -14,6 +14,7 @@ import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from scent_lightning.callbacks.settings_log import SettingsLog
 from scent_lightning.cli import main
 from scent_lightning.errors import InputError
 from scent_lightning.runs.folders import check_name, name_of_settings, run_folder
@@ -141,6 +142,19 @@ def test_evaluation_writes_beside_the_checkpoint(here, capsys, caplog):
     metrics = json.loads((run / "metrics_validate.json").read_text())
     assert metrics["val/entropic_risk"] == pytest.approx(last, rel=1e-6)
     assert f"Metrics: {here}/lightning_logs/part/version_0/metrics_test.json" in caplog.text + capsys.readouterr().err
+
+
+def test_a_run_that_was_killed_at_its_very_end_is_finished_by_going_on(tmp_path, monkeypatch):
+    """Its last checkpoint is that of its end, and leaves no epoch to train."""
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as killed:
+        killed.setattr(SettingsLog, "on_fit_end", lambda *_: None)
+        fit()
+    folder = tmp_path / "lightning_logs" / "version_0"
+    assert read_run(folder).status == "unfinished"
+    fit("--ckpt_path", str(folder / "checkpoints" / "last.ckpt"))
+    assert read_run(folder).status == "finished"
+    assert folders() == ["version_0"]
 
 
 def test_an_older_checkpoint_or_another_name_begins_a_new_run(here):
