@@ -47,7 +47,7 @@ warnings.filterwarnings("ignore", module="lightning")
 # ## Features to files
 #
 # A folder for each split, and in it `features.npy`, of shape (rows, 64), and `labels.npy`. That is all. The files are
-# memory-mapped: training reads the rows of a batch, whatever the size of the file. (`examples/extract_features.py`
+# memory-mapped: training reads the rows of a batch, whatever the size of the file. (`scent-lightning extract`
 # makes them from pictures.)
 
 # %%
