@@ -9,13 +9,13 @@ from pathlib import Path
 
 from scent_lightning.errors import InputError
 
-__all__ = ["AUTO", "LOGS", "check_name", "is_below", "name_of_settings", "run_folder", "step_of_config"]
+__all__ = ["AUTO", "EVENTS", "LOGS", "check_name", "is_below", "name_of_settings", "run_folder", "step_of_config"]
 
 LOGS = "lightning_logs"
 AUTO = "auto"
 _LONGEST = 120
 _CHECKPOINTS = "checkpoints"
-_EVENTS = "events.out.tfevents.*"
+EVENTS = "events.out.tfevents.*"
 # What says where and how a run goes, and not what it is.
 _NOT_IN_A_NAME = re.compile(
     r"(config|c|name|ckpt_path|weights_only|verbose|print_config|if_changed_data|data\.(num_workers|data_dir)"
@@ -88,7 +88,7 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 def run_folder(checkpoint: Path) -> Path | None:
     """The folder of the run that has left this checkpoint; None where it lies elsewhere, as a copy does."""
     folder = checkpoint.parent.parent
-    is_in_a_run = checkpoint.parent.name == _CHECKPOINTS and any(folder.glob(_EVENTS))
+    is_in_a_run = checkpoint.parent.name == _CHECKPOINTS and any(folder.glob(EVENTS))
     return folder if is_in_a_run else None
 
 

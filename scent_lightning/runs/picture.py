@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scent_lightning.figures import COLOURS, METHOD_COLOURS, new_figure, save, style
+from scent_lightning.figures import COLOURS, METHOD_COLOURS, mean_and_range, new_figure, save, style
 from scent_lightning.runs.comparison import Comparison, Group, in_words
 
 __all__ = ["draw"]
@@ -75,9 +75,7 @@ def _look(colour: str, dashes: int) -> dict[str, Any]:
 def _draw_curve(axes: Any, metric: str, group: Group, look: dict[str, Any]) -> None:
     steps, values = _on_common_steps([run.curves[metric] for run in group.runs])
     marker = "o" if len(steps) < 20 else None
-    axes.plot(steps, values.mean(axis=0), marker=marker, markersize=3, **look)
-    if len(values) > 1:
-        axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=look["color"], alpha=0.18, linewidth=0)
+    mean_and_range(axes, steps.tolist(), values.T.tolist(), marker=marker, markersize=3, **look)
 
 
 def _draw_dots(axes: Any, height: int, group: Group, look: dict[str, Any]) -> None:

@@ -13,14 +13,13 @@ import numpy.typing as npt
 import yaml
 
 from scent_lightning.errors import InputError
-from scent_lightning.runs.folders import step_of_config
+from scent_lightning.runs.folders import EVENTS, step_of_config
 from scent_lightning.runs.settings import Setting, settings_of
 
 __all__ = ["Best", "Run", "find_runs", "read_run"]
 
 Best = Literal["min", "max"]
 _PLACEHOLDER = "hp_metric"  # of Lightning's own logger, always -1
-_EVENTS = "events.out.tfevents.*"
 _LESS_IS_BETTER = re.compile(r"loss|risk|entropy|error|rmse|mae|objective|perplexity", re.IGNORECASE)
 
 
@@ -68,7 +67,7 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
         if not folder.is_dir():
             raise InputError(f"there is no folder {folder}")
         found += [file.parent for file in sorted(folder.rglob("config.yaml"), key=_in_order)]
-    return [folder for folder in dict.fromkeys(found) if any(folder.glob(_EVENTS))]
+    return [folder for folder in dict.fromkeys(found) if any(folder.glob(EVENTS))]
 
 
 def _in_order(path: Path) -> list[str | int]:
@@ -91,7 +90,7 @@ def read_run(folder: Path) -> Run:
     if not isinstance(config, dict) or "model" not in config:
         raise InputError(f"{file} is not the configuration of a run: it has no model")
     log = _Log()
-    for path in sorted(folder.glob(_EVENTS), key=_in_order):
+    for path in sorted(folder.glob(EVENTS), key=_in_order):
         log.read(path)
     return Run(folder, settings_of(config), log.curves(), log.main, log.status)
 

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from scent_lightning.duals import DualUpdate
-from scent_lightning.functional import ResidualLoss, residual_losses
+from scent_lightning.functional import ResidualLoss, effective_rows, residual_losses
 from scent_lightning.sklearn.training import (
     Array,
     RowsInMemory,
@@ -206,7 +206,7 @@ class EntropicRiskRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc
         final = _losses(self._predicted(X) - y, self.loss, delta)
         self.entropic_risk_ = _risk(final, self.tau_, weight)
         log_weights = final / self.tau_ + np.log(weight)
-        self.effective_rows_ = float(np.exp(2 * logsumexp(log_weights) - logsumexp(2 * log_weights)))
+        self.effective_rows_ = effective_rows(torch.from_numpy(log_weights), tau=1.0).item()
         return self
 
     # ---------------------------------------------------------------- what was fitted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,6 +48,7 @@ class TemperatureOfRows:
         """Effective number of rows at a temperature."""
         return effective_rows(self.losses, tau).item()
 
+    @cached_property
     def temperatures(self) -> dict[float, float]:
         """The temperature at which a fraction of the rows is effective, by that fraction, where there is one."""
         total = len(self.losses)
@@ -56,7 +58,7 @@ class TemperatureOfRows:
     def in_words(self) -> str:
         """A sentence: how many rows count now, and at which temperatures others would."""
         said = f"tau {self.tau:g} looks at {self.rows(self.tau):,.1f} of {len(self.losses):,} rows at least squares"
-        found = self.temperatures()
+        found = self.temperatures
         if not found:
             return said
         parts, taus = (
@@ -74,7 +76,7 @@ class TemperatureOfRows:
             f"tau {self.tau:g} is {largest / self.tau:.0e} times below the largest loss at least squares, "
             f"{largest:.3g}: float32 cannot hold such exponents. tau has the units of the loss"
         )
-        tenth = self.temperatures().get(0.1)
+        tenth = self.temperatures.get(0.1)
         return said if tenth is None else f"{said}; with tau {tenth:.3g} a tenth of the rows counts"
 
     def warning_at_end(self, effective: float) -> str | None:
@@ -94,7 +96,7 @@ class TemperatureOfRows:
     def figure(self) -> Figure:
         """The effective number of rows against the temperature."""
         figure, ((panel,),) = new_figure(size=(5.0, 3.4))
-        ends = [self.tau, *self.temperatures().values()]
+        ends = [self.tau, *self.temperatures.values()]
         taus = np.geomspace(min(ends) / 10, max(ends) * 10, 80)
         panel.plot(taus, [self.rows(tau) for tau in taus], color=COLOURS[0])
         panel.axvline(self.tau, color=COLOURS[1], linestyle="--", label=f"tau {self.tau:g}")

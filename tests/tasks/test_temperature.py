@@ -64,7 +64,7 @@ def test_the_curve_is_that_of_least_squares(tmp_path, caplog, start):
     rows = effective_rows(losses, 20.0).item()
     assert said.startswith(f"tau 20 looks at {rows:.1f} of 200 rows at least squares; at 1 %, 10 %, 50 % of them with")
     assert f"temperature: {said}" in caplog.text
-    for part, tau in task.temperature.temperatures().items():
+    for part, tau in task.temperature.temperatures.items():
         assert effective_rows(losses, tau).item() == pytest.approx(200 * part, rel=2e-3)
     (folder,) = (tmp_path / "lightning_logs").iterdir()
     events = EventAccumulator(str(folder), size_guidance={"images": 0})
@@ -113,7 +113,7 @@ def test_millions_of_rows_are_thinned_out():
     losses = -torch.log1p(-(torch.arange(3_000_000, dtype=torch.float64) + 0.5) / 3_000_000)
     found = TemperatureOfRows(losses, 10.0)
     assert len(found.losses) == 1_000_000
-    assert found.temperatures()[0.5] < found.tau
+    assert found.temperatures[0.5] < found.tau
 
 
 def _in_two(rank):
