@@ -34,6 +34,7 @@ from compare_xc import fixed_rows
 from reproduce_dro_table import CELLS, TUNED, data_module, least_objective, temperature, training_rows
 
 from scent_lightning.functional import lambert_w
+from scent_lightning.modules.class_sampled_linear import OWN_CLASS_COMES_IN
 from scent_lightning.updates.auto import AutoConstants, AutoStepSize
 from scent_lightning.updates.windows import FEW_ANCHORS, WindowSums
 
@@ -64,6 +65,7 @@ class Rule:
         warmup: epochs over which the learning rate rises, by as many powers of ten as it falls by or else by three.
         clip: whether the gradient is clipped as the problem has it.
         proximal: whether the step for the weights is the proximal one, in the exponential part of the loss.
+        gradual: whether the own class of a classification comes into the sum over the run; else it is never there.
         seed: of the batches.
     """
 
@@ -82,6 +84,7 @@ class Rule:
     warmup: float = 0.0
     clip: bool = True
     proximal: bool = False
+    gradual: bool = False
     seed: int = 0
 
     def auto(self, anchors: int, epoch: float) -> AutoStepSize:
@@ -382,6 +385,7 @@ def classification(features: Tensor, labels: Tensor, setting: Setting, rules: li
     weight_steps = WeightSteps(rules, setting.lr, 1 / setting.epochs, device)
     run = torch.arange(runs, device=device).unsqueeze(1)
     before = torch.ones(setting.batch_size, setting.batch_size, dtype=torch.bool, device=device).tril(-1)
+    gradual = torch.tensor([[rule.gradual] for rule in rules], device=device)
     generators, step = seeded(rules), 0
     for _ in range(setting.epochs):
         order = orders(size, rules, generators, device)
@@ -397,7 +401,9 @@ def classification(features: Tensor, labels: Tensor, setting: Setting, rules: li
             scores = (scores - scores.diagonal(dim1=1, dim2=2).unsqueeze(2)).masked_fill_(~counts, -1e30)
             largest = scores.amax(dim=2, keepdim=True)
             exponentials = (scores - largest).exp_()
-            log_mean = largest.squeeze(2).double() + (exponentials.sum(dim=2).double() / number).log()
+            others = largest.squeeze(2).double() + (exponentials.sum(dim=2).double() / number).log()
+            log_own = -(1 + OWN_CLASS_COMES_IN * (1 - step / steps)) * math.log(classes - 1)
+            log_mean = torch.where(gradual, torch.logaddexp(others, torch.full_like(others, log_own)), others)
             moved = sizes.step(nu[anchors].view(index.shape).double(), log_mean, index, step / steps)
             nu[anchors] = moved.flatten().float()
             weight = ((largest.squeeze(2) - moved).exp() / (number * index.shape[1])).float()
@@ -405,7 +411,7 @@ def classification(features: Tensor, labels: Tensor, setting: Setting, rules: li
             gradient -= torch.diag_embed(gradient.sum(dim=2))
             moves = torch.bmm(gradient.transpose(1, 2), inputs)
             if weight_steps.proximal.any():
-                moves = weight_steps.scaled(summed(moves, equal, first), log_mean - moved, step / steps)
+                moves = weight_steps.scaled(summed(moves, equal, first), others - moved, step / steps)
             moves *= -weight_steps.rates(step / steps).to(moves).view(-1, 1, 1)
             weights.index_add_(0, places, moves.view(-1, width))
             step += 1
@@ -465,7 +471,7 @@ def by_hand(problem: str) -> Rule:
 NOTHING_SET = {
     "regression": Rule(proximal=True, clip=False, rate=0.01, decades=4, warmup=1),
     "partial AUC": Rule(proximal=True, rate=1e-3),
-    "classification": Rule(proximal=True, rate=2.0),
+    "classification": Rule(proximal=True, rate=1.0, gradual=True),
 }
 GLYPH_CLASSES = 20_902
 RULES: dict[str, Rule | Callable[[Rule], Rule]] = {

@@ -7,6 +7,7 @@ import types
 from collections.abc import Sequence
 from typing import Any, cast
 
+import lightning as L
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
 from typing_extensions import Self
@@ -138,6 +139,7 @@ class DualVariableMixin(PreviousWeightsMixin):
         previous_scores: Tensor | Samples | None = None,
         *,
         progress: float | None = None,
+        fixed: Tensor | None = None,
     ) -> Tensor:
         r"""Mean dual objective of a batch; in training the dual variables at ``index`` are updated first.
 
@@ -161,6 +163,9 @@ class DualVariableMixin(PreviousWeightsMixin):
                 for an update that needs them (``MSVR``), and not looked at by the others.
             progress: fraction of the run that is done, in [0, 1], for step sizes that depend on it; None is what
                 the Trainer says, or :meth:`set_dual_progress`.
+            fixed: bool, broadcasts to ``(B, m)``, True for samples whose scores stay what they are, such as that of the
+                own class less itself in a softmax; None: there are none. The loss and ν are the same with it and
+                without: the proximal step for the weights needs it, see :mod:`scent_lightning.duals.weight_step`.
 
         Returns:
             A scalar in float32 (float64 for float64 scores). In a distributed run it is this process's share, of which
@@ -174,7 +179,7 @@ class DualVariableMixin(PreviousWeightsMixin):
                 length of an endless run, ``dual_scores`` or ``previous_scores`` do not fit, or the latter are missing.
         """
         tables = [self._dual(name)] if isinstance(name, str) else [self._dual(each) for each in name]
-        samples = samples_of_step(tables, scores, mask, dual_scores, previous_scores)
+        samples = samples_of_step(tables, scores, mask, dual_scores, previous_scores, fixed)
         if self.updates_duals():
             progress = self.dual_progress() if progress is None else check_progress(progress)
             if self.weight_step == "gradient":
@@ -200,16 +205,24 @@ class DualVariableMixin(PreviousWeightsMixin):
         Raises:
             InputError: the run has no end and a step size follows a schedule.
         """
-        trainer = trainer_of(self)
-        if trainer is None or trainer.state.stage is not RunningStage.TRAINING:
-            if self._progress_told is None:
+        progress = self.known_progress()
+        if progress is None:
+            if self._fitting() is not None:
+                self._check_constant()
+            else:
                 for variable in self._variables():
                     variable.unknown_progress()
-            return self._progress_told or 0.0
-        progress = run_progress(trainer)
-        if progress is None:
-            self._check_constant()
         return progress or 0.0
+
+    def known_progress(self) -> float | None:
+        """Fraction of the run that is done, in [0, 1]; None where the run has no end or nobody has told it."""
+        trainer = self._fitting()
+        return self._progress_told if trainer is None else run_progress(trainer)
+
+    def _fitting(self) -> L.Trainer | None:
+        """The Trainer, while it trains this module."""
+        trainer = trainer_of(self)
+        return trainer if trainer is not None and trainer.state.stage is RunningStage.TRAINING else None
 
     def set_dual_progress(self, progress: float) -> None:
         """Tell how much of the run is done where there is no Trainer: in a plain loop, or under Fabric.

@@ -51,7 +51,9 @@ class StepOfOne(NamedTuple):
 
 def applies(tables: Sequence[DualTable], samples: Samples) -> bool:
     """Whether a batch of one row can go this way."""
-    if len(tables) > 1 or type(samples) is not DenseScores or samples.mask is not None:
+    if len(tables) > 1 or type(samples) is not DenseScores:
+        return False
+    if samples.mask is not None or samples.fixed is not None:
         return False
     table, scores = tables[0], samples.values
     plain = table.has_step_of_one and table.update.has_exponential_objective

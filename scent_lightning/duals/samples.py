@@ -117,6 +117,13 @@ class Samples(ABC):
         """
         return None
 
+    def moving(self, side: int) -> Tensor | None:
+        """ℓ without what is the same whatever the weights are, shape ``(B,)``; None where there is no such part.
+
+        Called after :meth:`sides`, without gradient. The proximal step for the weights asks for it.
+        """
+        return None
+
     def bad_rows(self, side: int) -> Tensor | None:
         """Which anchors have a score that is NaN or +∞, bool, shape ``(B,)``; None where ℓ shows it."""
         return None if self.must_be_finite is None else ~self.must_be_finite.isfinite()
@@ -160,6 +167,7 @@ class Exponentials(Samples):
         dense: makes the same from the scores themselves, for an update that needs them.
         must_be_finite: shape ``(B,)``, not finite where a score is not; None: ``mean`` shows it.
         squares: gives the mean of exp(2 (scores − M)) over the samples, shape ``(B,)``; called at logging steps only.
+        moving: gives ℓ without what no weight moves, shape ``(B,)``; None: there is no such part.
     """
 
     def __init__(
@@ -172,6 +180,7 @@ class Exponentials(Samples):
         dense: Callable[[], Samples] | None = None,
         must_be_finite: Tensor | None = None,
         squares: Callable[[], Tensor] | None = None,
+        moving: Callable[[], Tensor] | None = None,
     ) -> None:
         self.largest = largest
         self.mean = mean
@@ -181,13 +190,14 @@ class Exponentials(Samples):
         self._dense = dense
         self.must_be_finite = must_be_finite
         self._squares = squares
+        self._moving = moving
 
     def __len__(self) -> int:
         return self.largest.shape[0]
 
     def sides(self) -> tuple[Side]:
         """ℓ from the largest score and the mean."""
-        return (Side(functional.log_mean_exp_from(self.largest, self.mean), self.counts),)
+        return (Side(self._log_mean(), self.counts),)
 
     def loss(self, places: Sequence[Place]) -> tuple[Tensor, tuple[Tensor]]:
         """The exponential objective; its gradient is known in closed form, and is one node of the graph."""
@@ -207,8 +217,13 @@ class Exponentials(Samples):
         """From the largest score, the mean and the squares."""
         if self._squares is None:
             return None
-        log_mean = functional.log_mean_exp_from(self.largest, self.mean)
-        return Moments(log_mean, functional.log_mean_exp_from(2 * functional.wide(self.largest), self._squares()))
+        return Moments(
+            self._log_mean(), functional.log_mean_exp_from(2 * functional.wide(self.largest), self._squares())
+        )
+
+    def moving(self, side: int) -> Tensor | None:
+        """What the argument of that name gives."""
+        return None if self._moving is None else self._moving()
 
     def dense(self) -> Samples:
         """What the argument of that name makes."""
@@ -242,7 +257,11 @@ class Exponentials(Samples):
             None if self._dense is None else lambda: self.dense().plus_constant(log_constant),
             self.must_be_finite,
             None if squares is None else of_all,
+            self._moving or self._log_mean,
         )
+
+    def _log_mean(self) -> Tensor:
+        return functional.log_mean_exp_from(self.largest, self.mean)
 
 
 class DenseScores(Samples):
@@ -253,12 +272,18 @@ class DenseScores(Samples):
             of nothing else has no sample.
         mask: bool, shape ``(B, m)``, True where a sample counts; None means all do.
         called: how errors call the scores.
+        fixed: bool, broadcasts to ``(B, m)``, True for samples whose scores stay what they are, such as that of an own
+            class less itself; None: there are none. The proximal step for the weights leaves them out of what it takes
+            for exponential; ν and the loss are the same with it and without.
     """
 
-    def __init__(self, scores: Tensor, mask: Tensor | None = None, called: str = "scores") -> None:
+    def __init__(
+        self, scores: Tensor, mask: Tensor | None = None, called: str = "scores", fixed: Tensor | None = None
+    ) -> None:
         self.values = scores
         self.mask = mask
         self.called = called
+        self.fixed = fixed
 
     def __len__(self) -> int:
         return self.values.shape[0]
@@ -275,6 +300,15 @@ class DenseScores(Samples):
             got = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
             raise ValueError(
                 f"mask of dual variable {name!r} must be bool with the shape of the {self.called} "
+                f"{tuple(scores.shape)}, got {got}"
+            )
+        if self.fixed is not None and not (
+            isinstance(self.fixed, Tensor) and self.fixed.dtype == torch.bool and _broadcasts(self.fixed, scores)
+        ):
+            fixed = self.fixed
+            got = f"{fixed.dtype} of shape {tuple(fixed.shape)}" if isinstance(fixed, Tensor) else repr(fixed)
+            raise ValueError(
+                f"fixed of dual variable {name!r} must be bool and broadcast to the shape of the {self.called} "
                 f"{tuple(scores.shape)}, got {got}"
             )
 
@@ -309,6 +343,17 @@ class DenseScores(Samples):
         """From the exponentials."""
         return self._exponentials.moments(0)
 
+    def moving(self, side: int) -> Tensor | None:
+        """The sum over the samples that are not fixed, divided by the number of all."""
+        if self.fixed is None:
+            return None
+        log_sum = torch.logsumexp(functional.wide(self._shifted.detach().masked_fill(self.fixed, -math.inf)), dim=1)
+        exponentials = self._exponentials
+        number = torch.as_tensor(exponentials.counts, dtype=log_sum.dtype, device=log_sum.device)
+        largest = functional.wide(exponentials.largest)
+        empty = (log_sum == -math.inf) | (largest == -math.inf)
+        return torch.where(empty, -math.inf, log_sum + largest - number.log())
+
     def bad_rows(self, side: int) -> Tensor | None:
         """In a row of scores −∞ is a sample of weight 0; NaN and +∞ are NaN less the largest."""
         return self._shifted.isnan().any(dim=1)
@@ -327,8 +372,12 @@ class DenseScores(Samples):
         log_more = torch.log1p(1 / counts.clamp(min=1))
         constant = log_constant + torch.log(counts + 1)
         there = counts > 0
+        fixed = torch.zeros_like(mask) if self.fixed is None else self.fixed.expand_as(mask)
         return DenseScores(
-            torch.cat([scores + log_more, constant], dim=1), torch.cat([mask, there], dim=1), self.called
+            torch.cat([scores + log_more, constant], dim=1),
+            torch.cat([mask, there], dim=1),
+            self.called,
+            torch.cat([fixed, torch.ones_like(there)], dim=1),
         )
 
     def scores(self, side: int) -> tuple[Tensor, Tensor | None]:
@@ -336,17 +385,24 @@ class DenseScores(Samples):
         return functional.at_least_float32(self.values.detach()), self.mask
 
 
-def as_samples(scores: Tensor | Samples, mask: Tensor | None) -> Samples:
+def as_samples(scores: Tensor | Samples, mask: Tensor | None, fixed: Tensor | None = None) -> Samples:
     """Scores as samples; samples as they are.
 
     Raises:
-        InputError: a mask beside samples, which have their own.
+        InputError: a mask beside samples, which have their own, or ``fixed``.
     """
     if not isinstance(scores, Samples):
-        return DenseScores(scores, mask)
-    if mask is not None:
-        raise InputError(f"mask goes with a tensor of scores; {type(scores).__name__} says itself which samples count")
+        return DenseScores(scores, mask, fixed=fixed)
+    for name, given, what in (("mask", mask, "which samples count"), ("fixed", fixed, "which samples stay")):
+        if given is not None:
+            raise InputError(f"{name} goes with a tensor of scores; {type(scores).__name__} says itself {what}")
     return scores
+
+
+def _broadcasts(values: Tensor, to: Tensor) -> bool:
+    """Whether one shape broadcasts to the other."""
+    sizes = zip(reversed(values.shape), reversed(to.shape), strict=False)
+    return values.ndim <= to.ndim and all(size in (1, whole) for size, whole in sizes)
 
 
 def mean_objective(objective: Tensor, row_weight: Tensor | None, counts: Tensor | int) -> Tensor:

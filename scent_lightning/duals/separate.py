@@ -22,13 +22,14 @@ def samples_of_step(
     mask: Tensor | None,
     dual_scores: Tensor | Samples | None,
     previous_scores: Tensor | Samples | None,
+    fixed: Tensor | None = None,
 ) -> Samples:
     """The samples of a step, from the arguments of that name of ``entropic_risk``.
 
     Raises:
-        InputError: a mask beside samples, which have their own.
+        InputError: a mask beside samples, which have their own, or ``fixed``.
     """
-    samples = as_samples(scores, mask)
+    samples = as_samples(scores, mask, fixed)
     if previous_scores is not None and not any(table.needs_previous for table in tables):
         previous_scores = None
     if dual_scores is None and previous_scores is None:
@@ -125,6 +126,10 @@ class SeparateSamples(Samples):
     def terms(self) -> tuple[float, float]:
         """The loss's own."""
         return self._loss.terms()
+
+    def moving(self, side: int) -> Tensor | None:
+        """The loss's own."""
+        return self._loss.moving(side)
 
     def bad_rows(self, side: int) -> Tensor | None:
         """Of any of the samples."""

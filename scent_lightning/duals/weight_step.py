@@ -1,7 +1,9 @@
 r"""The step for the weights: proximal in the exponential part of the loss, in closed form.
 
 Let :math:`cE` be the exponential part of the loss of a step, :math:`E` the mean of exp(S − ν) over the anchors and c
-what the loss multiplies it by, g its gradient and η the learning rate. With log E linearised and the exponential kept,
+what the loss multiplies it by, g its gradient and η the learning rate. Samples that no weight moves, such as the own
+class less itself in a softmax, are no part of E: they would make a step look safe that is not. With log E linearised
+and the exponential kept,
 
 .. math:: \min_\Delta\; cE\, e^{\langle g, \Delta\rangle/(cE)} + \frac{\|\Delta\|^2}{2\eta}
           \quad\text{is at}\quad \Delta = -\eta \frac{W(a)}{a} g, \qquad a = \frac{\eta\|g\|^2}{cE}
@@ -19,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import lightning as L
 import torch
@@ -204,22 +206,47 @@ def exponential_part(tables: Sequence[DualTable], samples: Samples, risk: Tensor
     if isinstance(last, StepOfOne):
         return math.exp(last.log_mean - last.nu) * scale
     if all(table.update.has_exponential_objective for table in tables):
-        part = sum(_mean_of(table, lambda log_mean, nu: (log_mean - nu).exp()) for table in tables)
+        part = sum(
+            _mean_of(table, lambda log_mean, nu: (log_mean - nu).exp(), samples.moving(i))
+            for i, table in enumerate(tables)
+        )
     else:
         rest = sum(
             _mean_of(table, lambda log_mean, nu: torch.where(log_mean > -math.inf, 1 - nu, 0.0)) for table in tables
         )
-        part = wide(risk) / scale - offset + rest
+        part = (wide(risk) / scale - offset + rest) * _moving_share(tables, samples)
     part = torch.as_tensor(part * scale)
     return part.item() if part.device.type == "cpu" else part
 
 
-def _mean_of(table: DualTable, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Mean of a function of ℓ and the new ν over the anchors of the latest step, as this process's share of it."""
+def _moving_share(tables: Sequence[DualTable], samples: Samples) -> Number:
+    """What the weights move, as a share of the mean of exp(S − ν)."""
+    moving = [samples.moving(i) for i in range(len(tables))]
+    if all(log_mean is None for log_mean in moving):
+        return 1.0
+    last = [cast(DualStep, table.last) for table in tables]
+    # The same number from all exponents, so that none overflows.
+    largest = torch.stack([wide(step.log_mean - step.nu).amax() for step in last]).amax()
+
+    def mean(table: DualTable, log_mean: Tensor | None) -> Tensor:
+        return _mean_of(table, lambda ours, nu: (ours - nu - largest).exp(), log_mean)
+
+    whole = sum(mean(table, None) for table in tables)
+    return sum(mean(table, log_mean) for table, log_mean in zip(tables, moving, strict=True)) / whole
+
+
+def _mean_of(table: DualTable, of: Callable[[Tensor, Tensor], Tensor], log_mean: Tensor | None = None) -> Tensor:
+    """Mean of a function of ℓ and the new ν over the anchors of the latest step, as this process's share of it.
+
+    Args:
+        table: has taken the step.
+        of: the function.
+        log_mean: what takes the place of ℓ, shape ``(B,)``; None: ℓ itself.
+    """
     step = table.last
     assert isinstance(step, DualStep)
-    log_mean = step.log_mean
-    counts = 1 if step.all_seen is None else log_mean > -math.inf
+    counts = 1 if step.all_seen is None else step.log_mean > -math.inf
+    log_mean = step.log_mean if log_mean is None else log_mean.to(step.log_mean)
     return mean_objective(of(log_mean, step.nu.to(log_mean.dtype)), step.row_weight, counts)
 
 

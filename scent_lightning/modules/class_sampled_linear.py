@@ -16,10 +16,14 @@ from scent_lightning.modules.margins import MarginType, checked_margin
 from scent_lightning.modules.sampled_scores import InBatchRisk, SampledScores, Scoring, distinct, score
 from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
-__all__ = ["ClassSampledLinear", "Correction", "Negatives"]
+__all__ = ["ClassSampledLinear", "Correction", "Negatives", "OwnClass"]
 
 Negatives = Literal["in_batch", "uniform", "all"]
 Correction = Literal["frequency", "none"]
+OwnClass = bool | Literal["gradual"]
+# By how many powers of K − 1 the own class counts too little at the start of a run. With more, classes that are apart
+# end lower, and those of few rows higher.
+OWN_CLASS_COMES_IN = 2.0
 
 
 class ClassSampledLinear(nn.Module):
@@ -43,9 +47,14 @@ class ClassSampledLinear(nn.Module):
     over classes that are drawn evenly needs no correction.
 
     **The own class in the sum.** Without it the loss falls without end where classes are apart: the "decoupled" loss of
-    contrastive learning (Yeh et al. 2022). ``include_target`` has :math:`\log(\frac{1}{K - 1} + \ldots)`, which is the
-    softmax cross-entropy less log(K − 1), bounded below, and whose gradient fades where a row is right. Many classes
-    that are apart train faster without it; few classes, or classes that overlap, are wrong without it.
+    contrastive learning (Yeh et al. 2022). ``include_target`` has :math:`\log(\varepsilon + \ldots)` with
+    :math:`\varepsilon = \frac{1}{K - 1}`, which is the softmax cross-entropy less log(K − 1), bounded below, and whose
+    gradient fades where a row is right. Many classes that are apart train faster without it; classes that overlap, or
+    of which some are rare, are wrong without it. With "gradual" it comes in as the run goes on,
+
+    .. math:: \log \varepsilon(p) = -(1 + 2 (1 - p)) \log(K - 1), \qquad p \in [0, 1] \text{ the progress of the run,}
+
+    the softmax with a margin of :math:`2 (1 - p) \log(K - 1)` nats on the own class: fast at first, right at the end.
 
     **Margins** on the own class, see :mod:`scent_lightning.modules.margins`: only :meth:`forward` and :meth:`samples`
     have them, not the :meth:`logits` of evaluation.
@@ -58,7 +67,7 @@ class ClassSampledLinear(nn.Module):
         normalize: scale features and class weights to unit norm before scoring (cosine similarity).
         scale: multiplies the scores, above 0; use 10 to 64 with ``normalize``.
         correction: "frequency" weighs in-batch negatives by how probable they are; "none" leaves them alone.
-        include_target: :meth:`samples` has the own class in the sum.
+        include_target: :meth:`samples` has the own class in the sum: False, True, or "gradual".
         margin: of the own class, at least 0 (below π/2 for an angle); with ``normalize`` only.
         margin_type: "cosine" or "angular".
 
@@ -90,7 +99,7 @@ class ClassSampledLinear(nn.Module):
         normalize: bool = False,
         scale: float = 1.0,
         correction: Correction = "none",
-        include_target: bool = False,
+        include_target: OwnClass = False,
         margin: float = 0.0,
         margin_type: MarginType = "cosine",
     ) -> None:
@@ -105,7 +114,7 @@ class ClassSampledLinear(nn.Module):
         self.normalize = normalize
         self.scale = scale
         self.correction = checked_choice("correction", correction, get_args(Correction))
-        self.include_target = include_target
+        self.include_target = checked_choice("include_target", include_target, (False, True, "gradual"))
         self.scoring = Scoring(normalize, scale, checked_margin(margin, margin_type, normalize), margin_type)
         self.frequencies = ClassFrequencies(num_classes)
         self.weight = nn.Parameter(torch.zeros(num_classes, num_features))
@@ -185,6 +194,7 @@ class ClassSampledLinear(nn.Module):
         labels: Tensor,
         all_labels: Tensor | None = None,
         generator: torch.Generator | None = None,
+        progress: float = 1.0,
     ) -> Samples:
         """The scores of :meth:`forward` for a dual variable, without the matrix of them where there is a faster way.
 
@@ -197,6 +207,7 @@ class ClassSampledLinear(nn.Module):
             labels: as for :meth:`forward`.
             all_labels: as for :meth:`forward`.
             generator: as for :meth:`forward`.
+            progress: fraction of the run that is done, in [0, 1], for ``include_target`` "gradual".
 
         Returns:
             What :meth:`~scent_lightning.duals.DualVariableMixin.entropic_risk` takes in place of scores and mask. In a
@@ -208,11 +219,14 @@ class ClassSampledLinear(nn.Module):
             samples = self._exponentials(features, labels, all_labels)
         if samples is None:
             samples = DenseScores(*self(features, labels, all_labels, generator))
-        return self.with_target(samples)
+        return self.with_target(samples, progress)
 
-    def with_target(self, samples: Samples) -> Samples:
+    def with_target(self, samples: Samples, progress: float = 1.0) -> Samples:
         """Samples with the own class in the sum, where ``include_target`` says so; :meth:`samples` does it itself."""
-        return samples.plus_constant(-math.log(self.num_classes - 1)) if self.include_target else samples
+        if not self.include_target:
+            return samples
+        powers = 1 + OWN_CLASS_COMES_IN * (1 - progress) if self.include_target == "gradual" else 1
+        return samples.plus_constant(-powers * math.log(self.num_classes - 1))
 
     def _exponentials(self, features: Tensor, labels: Tensor, all_labels: Tensor | None = None) -> Exponentials | None:
         """Exponentials of the scores against in-batch negatives; None where there is no negative."""

@@ -89,7 +89,7 @@ def answer_scores(
     if head.negatives == "all":
         logits, columns = head.logits(features), torch.arange(head.num_classes, device=classes.device)
         own = logits.gather(1, classes.clamp(min=0))
-        return DenseScores(*scores_of_answers(logits, columns, own, classes, weights, total=head.num_classes - 1))
+        return _dense(*scores_of_answers(logits, columns, own, classes, weights, total=head.num_classes - 1), answers)
     known = torch.unique(of_batch) if len(of_batch) else of_batch.new_zeros(1)
     offsets: Tensor | None
     if head.negatives == "uniform":
@@ -108,7 +108,15 @@ def answer_scores(
     own = logits.gather(1, _places(scored, classes))
     if columns is not scored:
         logits = logits[:, torch.searchsorted(scored, columns)]
-    return DenseScores(*scores_of_answers(logits, columns, own, classes, weights, offsets, head.num_classes - 1))
+    return _dense(*scores_of_answers(logits, columns, own, classes, weights, offsets, head.num_classes - 1), answers)
+
+
+def _dense(scores: Tensor, mask: Tensor, answers: Answers) -> DenseScores:
+    """Scores of which those of the right answers, less their own mean, stay about what they are."""
+    right = answers.classes >= 0 if answers.weights is None else (answers.classes >= 0) & (answers.weights > 0)
+    first = scores.shape[1] - answers.in_sum()[0].shape[1]
+    columns = scores.shape[1] - first - right.shape[1]
+    return DenseScores(scores, mask, fixed=F.pad(right, (first, columns)))
 
 
 def _places(distinct: Tensor, classes: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import DualDivergenceError, InputError
 from scent_lightning.metrics import TopKAccuracy
 from scent_lightning.modules.class_chunks import cross_entropy_and_rank, most_probable
-from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Correction, Negatives
+from scent_lightning.modules.class_sampled_linear import ClassSampledLinear, Correction, Negatives, OwnClass
 from scent_lightning.modules.margins import MarginType
 from scent_lightning.optim import RowSparseSGD
 from scent_lightning.private_api import trainer_of
@@ -57,8 +57,10 @@ class ExtremeClassificationTask(RowSparseTask):
     loader of one's own, they are estimated from the labels that go by. Both count the rows of all processes.
 
     **The own class in the sum.** As it stands, the loss goes to −∞ where classes are apart, long after all rows are
-    right: the "decoupled" contrastive loss (Yeh et al. 2022). With ``include_target`` 1/(K − 1) is inside the
-    logarithm: the loss is the softmax cross-entropy less log(K − 1), and bounded below.
+    right (the "decoupled" contrastive loss, Yeh et al. 2022), and gives rows up that are not: those of rare classes.
+    With ``include_target`` 1/(K − 1) is inside the logarithm: the loss is the softmax cross-entropy less log(K − 1),
+    and bounded below. Its gradient fades where a row is right, so that it takes longer; "gradual" begins nearly without
+    the own class and ends with it, see :class:`~scent_lightning.modules.ClassSampledLinear`.
 
     **Choosing learning rate and log α together.** ν settles at the log-mean-exp of an anchor's scores, from 0 at the
     start to −10 to −20 when classes are well apart (not below −log(K − 1) with the own class); SCENT's effective γ is
@@ -86,7 +88,7 @@ class ExtremeClassificationTask(RowSparseTask):
         normalize: scale features and class weights to unit norm.
         scale: multiplies the scores, above 0.
         backbone: maps the batch's inputs to features ``(B, D)``; None takes the inputs as they are.
-        lr: learning rate of SGD, above 0; None: 2 for each class with the proximal step, else 1.
+        lr: learning rate of SGD, above 0; None: 1 for each class with the proximal step, else 1.
         momentum: momentum of SGD, in [0, 1); lazy on class weights, see :class:`~scent_lightning.optim.RowSparseSGD`.
         weight_decay: L2 penalty of SGD, at least 0; on the class weights that are touched.
         optimizer: another optimiser by class path, with its own settings; it must take sparse gradients
@@ -101,7 +103,8 @@ class ExtremeClassificationTask(RowSparseTask):
             2026, algorithm 1): "uniform" draws twice, "in_batch" splits the batch's classes at random in two halves.
         correction: "frequency" weighs in-batch negatives by how probable they are; "none" is the paper's. Negatives
             that are drawn evenly, or all, need none.
-        include_target: have the own class in the sum.
+        include_target: have the own class in the sum: "gradual" lets it in as the run goes on (in a run without an end
+            it is there from the start), True has it always, and False, the paper's, never.
         margin: of the own class; recognition trains with it, on ``normalize`` and ``scale`` 64. At least 0.
         margin_type: "cosine" subtracts it from the similarity (Wang et al. 2018, 0.35 is usual); "angular" adds it to
             the angle, in radians below π/2 (Deng et al. 2019, 0.5).
@@ -120,7 +123,7 @@ class ExtremeClassificationTask(RowSparseTask):
     """
 
     learning_rates: ClassVar[Mapping[str, LearningRate]] = {
-        "proximal": LearningRate(2.0),  # for each class
+        "proximal": LearningRate(1.0),  # for each class
         "gradient": LearningRate(1.0),
     }
 
@@ -147,7 +150,7 @@ class ExtremeClassificationTask(RowSparseTask):
         independent_sample: bool = False,
         warmup_epochs: float | None = None,
         correction: Correction = "frequency",
-        include_target: bool = False,
+        include_target: OwnClass = "gradual",
         margin: float = 0.0,
         margin_type: MarginType = "cosine",
     ) -> None:
@@ -216,11 +219,19 @@ class ExtremeClassificationTask(RowSparseTask):
         """Say it where a run goes on with another loss than it began with."""
         super().on_load_checkpoint(checkpoint)
         trainer, saved = trainer_of(self), checkpoint.get("hyper_parameters")
-        fits = trainer is not None and trainer.state.fn is TrainerFn.FITTING
-        if fits and saved and self.head.uses_frequencies and saved.get("correction", "none") == "none":
+        if trainer is None or trainer.state.fn is not TrainerFn.FITTING or not saved:
+            return
+        if self.head.uses_frequencies and saved.get("correction", "none") == "none":
             rank_zero_warn(
                 "the checkpoint is of a run whose in-batch negatives were not corrected, and this one corrects them: "
                 "its ν has to move to another loss; correction='none' goes on as before"
+            )
+        before = saved.get("include_target", False)
+        if before != self.head.include_target:
+            rank_zero_warn(
+                f"the checkpoint is of a run with include_target={before!r}, and this one has "
+                f"{self.head.include_target!r}: its ν has to move to another loss; include_target={before!r} goes on "
+                "as before"
             )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -251,7 +262,8 @@ class ExtremeClassificationTask(RowSparseTask):
         From the classes of a batch it cannot be told: where few negatives make the sum, most batches have none of them.
         """
         head, step = self.head, cast(DualVariable, self.duals[_ANCHOR]).last_step
-        if head.negatives == "all" and head.scoring.margin == 0 and step is not None:
+        plain = head.scoring.margin == 0 and head.include_target != "gradual"
+        if head.negatives == "all" and plain and step is not None:
             log_sum = step.log_mean + math.log(head.num_classes - 1)
             self.log("train/cross_entropy", (log_sum if head.include_target else softplus(log_sum)).mean())
             return
@@ -297,15 +309,23 @@ class ExtremeClassificationTask(RowSparseTask):
         if self.independent_sample and self.head.negatives == "in_batch":  # the classes are to be split
             return DenseScores(*self.head(features, labels, all_labels, draws))
         if type(self).entropic_risk is not DualVariableMixin.entropic_risk:  # a subclass looks at the scores
-            return self.head.with_target(DenseScores(*self.head(features, labels, all_labels, draws)))
-        return self.head.samples(features, labels, all_labels, draws)
+            return self.head.with_target(DenseScores(*self.head(features, labels, all_labels, draws)), self._progress())
+        return self.head.samples(features, labels, all_labels, draws, self._progress())
+
+    def _progress(self) -> float:
+        """Fraction of the run that is done; 1 where that is not known."""
+        if self.head.include_target != "gradual":
+            return 1.0
+        progress = self.known_progress()
+        return 1.0 if progress is None else progress
 
     def _halves_of_classes(self, samples: DenseScores) -> tuple[Samples, Samples]:
         scores, mask = samples.values, cast(Tensor, samples.mask)
         chosen = random_half(scores.shape[1], self.draws_of_step()).to(scores.device)
         corrected = self.head.uses_frequencies
         halves = (scores, ~chosen), (scores.detach(), chosen)
-        in_loss, moving = (self.head.with_target(some_columns(*half, mask, corrected)) for half in halves)
+        progress = self._progress()
+        in_loss, moving = (self.head.with_target(some_columns(*half, mask, corrected), progress) for half in halves)
         return in_loss, moving
 
     def _risk(self, samples: Samples, moving: Samples, previous: Samples | None, index: Tensor) -> Tensor:
@@ -313,6 +333,8 @@ class ExtremeClassificationTask(RowSparseTask):
         given = {"dual_scores": None if moving is samples else moving, "previous_scores": previous}
         more: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if isinstance(samples, DenseScores):
+            if samples.fixed is not None:
+                more["fixed"] = samples.fixed
             return self.entropic_risk(_ANCHOR, samples.values, index, samples.mask, **more)
         return self.entropic_risk(_ANCHOR, samples, index, **more)
 
@@ -338,7 +360,7 @@ class ExtremeClassificationTask(RowSparseTask):
         return batch
 
     def _count_skipped(self, samples: DenseScores) -> None:
-        if samples.values.shape[1] >= 2 + self.head.include_target:
+        if samples.values.shape[1] >= 2 + bool(self.head.include_target):
             return
         self.skipped_batches += 1
         if self.skipped_batches == 1:

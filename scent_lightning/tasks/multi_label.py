@@ -66,7 +66,7 @@ class MultiLabelTask(ExtremeClassificationTask):
         ks: numbers of classes k that the metrics look at.
         propensity_a: A of the labels' propensities, above 0, see :func:`~scent_lightning.metrics.label_propensities`.
         propensity_b: B of the labels' propensities, above 0.
-        lr: learning rate of SGD, above 0; None: 2 for each class with the proximal step, else 1.
+        lr: learning rate of SGD, above 0; None: 1 for each class with the proximal step, else 1.
         momentum: momentum of SGD, in [0, 1).
         weight_decay: L2 penalty of SGD, at least 0; on the class weights that are touched.
         optimizer: another optimiser by class path, with its own settings, in place of SGD; None: SGD.

@@ -47,12 +47,34 @@ def test_constant_in_the_logarithm(kind, log_constant):
     torch.testing.assert_close(loss, direct.sum() / 4)
     found, exact = (torch.autograd.grad(value, scores)[0] for value in (loss, direct.sum() / 4))
     torch.testing.assert_close(found, exact)
+    moving = scores.exp().masked_fill(~mask, 0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    torch.testing.assert_close(samples.moving(0), torch.where(there, moving.log(), -math.inf).detach())
+    twice = samples.plus_constant(1.0)
+    twice.sides()
+    torch.testing.assert_close(twice.moving(0), samples.moving(0))
     moments = samples.moments(0)
     torch.testing.assert_close(moments.log_mean[there], expected[there].detach())
     z = (scores.exp() + math.exp(log_constant)).detach()
     second = (z.square() * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
     if kind is exponentials_of:
         torch.testing.assert_close(moments.log_mean_square[there], second[there].log())
+
+
+@pytest.mark.parametrize("kind", [exponentials_of, DenseScores])
+def test_what_moves_is_exact_where_the_constant_is_nearly_all(kind):
+    """By a difference of the sums it would be lost in rounding."""
+    scores = torch.tensor([[-60.0, -61.0], [-200.0, -201.0]])
+    samples = kind(scores, torch.ones(2, 2, dtype=torch.bool)).plus_constant(0.0)
+    samples.sides()
+    exact = scores.double().logsumexp(dim=1) - math.log(2)
+    torch.testing.assert_close(samples.moving(0), exact, rtol=1e-6, atol=0.0)
+
+
+def test_without_a_constant_all_moves():
+    for kind in (exponentials_of, DenseScores):
+        samples = kind(torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool))
+        samples.sides()
+        assert samples.moving(0) is None
 
 
 def test_row_without_a_sample_is_still_none():

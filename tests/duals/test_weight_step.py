@@ -16,14 +16,16 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from torch.nn import functional as F
 from torch.nn.functional import softplus
 
 from scent_lightning.callbacks import DualVariableMonitor
-from scent_lightning.duals import ASGD, BSGD, SCENT, SOX, DualVariableMixin, SoftplusASGD, UMax
+from scent_lightning.duals import ASGD, BSGD, SCENT, SOX, DenseScores, DualVariableMixin, SoftplusASGD, UMax
 from scent_lightning.duals.weight_step import ExponentialPart, check_training, proximal_gradients
 from scent_lightning.errors import InputError
 from scent_lightning.functional import proximal_scale
 from scent_lightning.optim import RowSparseSGD
+from scent_lightning.progress import run_progress
 from tests.helpers import SoftmaxData, SoftmaxTask, ddp_trainer, quiet_trainer, under_trainers
 from tests.settings import SETTINGS, contrastive
 
@@ -355,6 +357,90 @@ def test_no_learning_rate_diverges(lr):
     assert torch.isfinite(task.linear.weight).all()
 
 
+class Own(DualVariableMixin, L.LightningModule):
+    """A linear softmax whose scores have a column for the own class, which is 0 whatever the weights are."""
+
+    weight_step = "proximal"
+
+    def __init__(self, update, told, rows=40, classes=5):
+        super().__init__()
+        self.told = told
+        generator = torch.Generator().manual_seed(0)
+        self.features = torch.randn(rows, 3, generator=generator)
+        self.labels = torch.randint(classes, (rows,), generator=generator)
+        self.linear = torch.nn.Linear(3, classes, bias=False)
+        torch.nn.init.zeros_(self.linear.weight)
+        self.add_dual("nu", rows, update)
+        self.found = []
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(range(len(self.features)), batch_size=8)
+
+    def training_step(self, index, batch_idx):
+        own = F.one_hot(self.labels[index], self.linear.out_features).bool()
+        logits = self.linear(self.features[index])
+        scores = logits - logits[own].unsqueeze(1)
+        mask = torch.ones_like(own)
+        mask[0, :2] = own[0, :2]  # a row of fewer samples
+        loss = self.entropic_risk("nu", scores, index, mask, fixed=own if self.told else None)
+        self.scored = scores.detach().double(), mask, own, index
+        return 3.0 * loss
+
+    def on_before_optimizer_step(self, optimizer):
+        (gradient,) = [p.grad.clone() for p in self.parameters()]
+        super().on_before_optimizer_step(optimizer)
+        scores, mask, own, index = self.scored
+        counts = mask & ~own if self.told else mask
+        weights = (scores - self.duals["nu"].nu[index].double().unsqueeze(1)).exp() * counts
+        part = 3.0 * (weights.sum(dim=1) / mask.sum(dim=1)).mean().item()
+        rate = optimizer.param_groups[0]["lr"]
+        if isinstance(self.duals["nu"].update, SCENT):
+            assert self.last_weight_step.scale == pytest.approx(expected_scale([gradient], [rate], part), rel=1e-4)
+        self.found.append(self.last_weight_step.scale)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=5.0)
+
+
+@pytest.mark.parametrize("update", [SCENT(0.0), SoftplusASGD(0.1, rho=1e-9)], ids=repr)
+def test_samples_that_no_weight_moves_are_no_part_of_the_exponential(update):
+    """The loss and ν of a step are the same, the step is shorter: in the first, from 0, by four classes of five."""
+    found = {}
+    for told in (False, True):
+        found[told] = Own(copy.deepcopy(update), told)
+        quiet_trainer(max_steps=1).fit(found[told])
+    assert torch.equal(found[True].duals["nu"].nu, found[False].duals["nu"].nu)
+    assert found[True].found[0] < found[False].found[0] < 1
+    moved = Own(copy.deepcopy(update), True)
+    quiet_trainer(max_epochs=4).fit(moved)
+    assert len(moved.found) == 20
+
+
+def test_with_tiny_rho_softplus_takes_the_exponentials_step():
+    ends = [Own(update, True) for update in (ASGD(0.1), SoftplusASGD(0.1, rho=1e-9))]
+    for module in ends:
+        quiet_trainer(max_epochs=2).fit(module)
+    assert ends[0].found == pytest.approx(ends[1].found, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "message"),
+    [
+        (torch.ones(3, 4), "fixed of dual variable 'nu' must be bool and broadcast to the shape of the scores"),
+        (torch.ones(2, 4, dtype=torch.bool), r"\(3, 4\), got torch.bool of shape \(2, 4\)"),
+        (torch.ones(1, 3, 4, dtype=torch.bool), r"got torch.bool of shape \(1, 3, 4\)"),
+        ([True], r"got \[True\]"),
+    ],
+)
+def test_what_is_fixed_must_fit(fixed, message):
+    module = Own(SCENT(0.0), True)
+    with pytest.raises(ValueError, match=message):
+        module.entropic_risk("nu", torch.zeros(3, 4), torch.arange(3), fixed=fixed)
+    assert not module.duals["nu"].visited.any()
+    with pytest.raises(InputError, match="fixed goes with a tensor of scores; DenseScores says itself which samples"):
+        module.entropic_risk("nu", DenseScores(torch.zeros(3, 4)), torch.arange(3), fixed=torch.tensor(True))
+
+
 @pytest.mark.parametrize("kind", ["regression", "classification", "ranking"])
 def test_every_task_takes_it(tmp_path, kind):
     """The scale is that of the loss that is differentiated; the word is in the checkpoint."""
@@ -368,7 +454,11 @@ def test_every_task_takes_it(tmp_path, kind):
             rate = optimizer.param_groups[0]["lr"]
             gradients = [p.grad.to_dense() for p in module.parameters() if p.grad is not None]
             step = module.duals["nu"].last_step
-            parts = (step.log_mean - step.nu.double()).exp()[step.log_mean > -math.inf]
+            parts = step.log_mean.exp()
+            if kind == "classification":  # less the own class, which no weight moves
+                powers = 1 + 2 * (1 - run_progress(trainer))
+                parts = parts - float(module.head.num_classes - 1) ** -powers
+            parts = (parts * (-step.nu.double()).exp())[step.log_mean > -math.inf]
             tau = getattr(module, "tau", 1.0) if kind != "classification" else 1.0
             seen.append(expected_scale(gradients, [rate] * len(gradients), tau * parts.mean().item()))
 

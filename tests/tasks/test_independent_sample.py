@@ -34,9 +34,9 @@ def spied(task):
     """What each step gives to ``entropic_risk``."""
     seen, risk = [], task.entropic_risk
 
-    def entropic_risk(name, scores, index, mask=None, dual_scores=None, previous_scores=None):
+    def entropic_risk(name, scores, index, mask=None, dual_scores=None, previous_scores=None, **more):
         seen.append((scores, mask, dual_scores, previous_scores))
-        return risk(name, scores, index, mask, dual_scores, previous_scores)
+        return risk(name, scores, index, mask, dual_scores, previous_scores, **more)
 
     task.entropic_risk = entropic_risk
     return seen
@@ -76,7 +76,8 @@ def test_halves_of_the_negatives_of_partial_auc():
 
 @pytest.mark.parametrize("negatives", ["in_batch", "uniform"])
 def test_other_negatives_of_extreme_classification(negatives):
-    task = ExtremeClassificationTask(4, 30, 20, SOX(0.5), negatives=negatives, num_negatives=6, independent_sample=True)
+    more = {"negatives": negatives, "num_negatives": 6, "include_target": False}
+    task = ExtremeClassificationTask(4, 30, 20, SOX(0.5), independent_sample=True, **more)
     torch.nn.init.normal_(task.head.weight)
     seen = spied(task)
     features, labels = torch.randn(8, 4), torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])

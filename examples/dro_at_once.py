@@ -1,0 +1,148 @@
+"""All seeds of a robust regression at once, as examples/reproduce_dro_table.py has it: ten runs in the time of one.
+
+The runs are those of the Trainer: the package's dual updates, batches in the order of each seed, SGD with Nesterov
+momentum from least squares. A run is a row of one weight matrix, and an anchor of one table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from scent_lightning.data import TabularRegressionDataModule
+from scent_lightning.data.batch_sampler import ShuffledBatchSampler
+from scent_lightning.duals import DualDivergenceError, DualUpdate, DualVariable
+from scent_lightning.functional import log_mean_exp, proximal_scale
+from scent_lightning.tasks import DRORegressionTask
+
+Rate = Callable[[float], float]
+
+
+class Tables:
+    """The dual variable of each run: anchors of one table, or tables of one anchor where the step size is found.
+
+    Args:
+        dual: the update, as class path and arguments.
+        runs: how many.
+        epoch: an epoch as a fraction of the run.
+    """
+
+    def __init__(self, dual: dict[str, Any], runs: int, epoch: float) -> None:
+        together = DualVariable(runs, DualUpdate.from_config(dual))
+        self.alive = torch.arange(runs)
+        self.tables = [together] * runs
+        self.rows = torch.arange(runs)
+        if together.auto is not None:
+            self.tables = [DualVariable(1, DualUpdate.from_config(dual)) for _ in range(runs)]
+            self.rows = torch.zeros(runs, dtype=torch.int64)
+            for table in self.tables:
+                assert table.auto is not None
+                table.auto.epoch = epoch
+        self.shared = together.auto is None
+
+    def risk(self, scores: Tensor, progress: float) -> Tensor:
+        """Dual objectives of the runs that are alive, added up; those that diverge are so no longer.
+
+        Args:
+            scores: of all runs, shape ``(R, B)``.
+            progress: fraction of the runs that is done.
+        """
+        if self.shared:
+            try:
+                risk = self.tables[0].entropic_risk(scores[self.alive], self.rows[self.alive], progress=progress)
+                return risk * len(self.alive)
+            except DualDivergenceError:
+                pass  # of one run or several: nothing was written
+        total, alive = scores.new_zeros(()), []
+        for run in self.alive.tolist():
+            try:
+                row = slice(run, run + 1)
+                total = total + self.tables[run].entropic_risk(scores[row], self.rows[row], progress=progress)
+                alive.append(run)
+            except DualDivergenceError:
+                continue
+        self.alive = torch.tensor(alive, dtype=torch.int64)
+        return total
+
+    def log_exponential_part(self, scores: Tensor) -> Tensor:
+        """The logarithm of what is exponential in the dual objective of each run, shape ``(R,)``, in float64."""
+        nu = torch.cat([table.nu[row].reshape(1) for table, row in zip(self.tables, self.rows, strict=True)]).double()
+        scores, update = scores.detach().double(), self.tables[0].update
+        if update.has_exponential_objective:
+            return log_mean_exp(scores) - nu
+        return (update.objective(nu, scores) + 1 - nu).log()
+
+
+def schedule(task: DRORegressionTask, epochs: int) -> Rate:
+    """The learning rate of a task as a function of the progress of the run."""
+    fall: dict[str, Rate] = {
+        "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+        "geometric": lambda progress: 10 ** (-4 * progress),
+    }
+    warmup = min(task.warmup_epochs / epochs, 0.2)
+    decades = 4 if task.lr_schedule == "geometric" else 3
+
+    def at(progress: float) -> float:
+        rise = 10 ** (-decades * (1 - progress / warmup)) if progress < warmup else 1.0
+        return task.lr * rise * fall[task.lr_schedule](progress)
+
+    return at
+
+
+def proximal(gradient: Tensor, lr: float, log_part: Tensor) -> Tensor:
+    """Gradients of the runs, shape ``(R, D)``, multiplied by W(a)/a; ``log_part`` is log cE of each, shape ``(R,)``."""
+    size = gradient.double().norm(dim=1)
+    return gradient * proximal_scale(math.log(lr) + 2 * size.log() - log_part, from_log=True).unsqueeze(1).to(gradient)
+
+
+def train(
+    data: TabularRegressionDataModule, task: DRORegressionTask, clip: float | None, seeds: list[int], epochs: int
+) -> list[float]:
+    """The objective over the training rows that each seed ends with, infinity where it diverged.
+
+    Args:
+        data: the rows.
+        task: says how it is trained; is not trained itself.
+        clip: largest norm of a gradient; None for any.
+        seeds: of the orders.
+        epochs: of a run.
+    """
+    batches = [(features, target) for features, target, *_ in data.predict_dataloader()]
+    features, target = (torch.cat([batch[i] for batch in batches]) for i in range(2))
+    task.start_at_least_squares(batches)
+    linear = cast(nn.Linear, task.network)
+    start = torch.cat([linear.weight.detach().flatten(), linear.bias.detach()])
+    rows = torch.cat([features, torch.ones(len(features), 1)], dim=1)
+    weights = nn.Parameter(start.repeat(len(seeds), 1))
+    optimizer = torch.optim.SGD([weights], lr=1.0, momentum=task.momentum, nesterov=task.nesterov)
+    tables = Tables(cast(DualVariable, task.duals["nu"]).update.config(), len(seeds), 1 / epochs)
+    rate = schedule(task, epochs)
+    samplers = [ShuffledBatchSampler(len(rows), data.batch_size, seed=seed) for seed in seeds]
+    steps, step = epochs * len(samplers[0]), 0
+    for epoch in range(epochs):
+        orders = torch.tensor([list(itertools.chain(*sampler.batches(epoch, 0))) for sampler in samplers])
+        for chosen in torch.split(orders, data.batch_size, dim=1):
+            progress = step / steps
+            residual = torch.bmm(rows[chosen], weights.unsqueeze(2)).squeeze(2) - target[chosen]
+            scores = residual.square() / task.tau
+            optimizer.zero_grad()
+            (task.tau * tables.risk(scores, progress)).backward()  # type: ignore[no-untyped-call]
+            if not len(tables.alive):
+                return [math.inf] * len(seeds)
+            assert weights.grad is not None
+            lr = optimizer.param_groups[0]["lr"] = rate(progress)
+            if task.weight_step == "proximal":
+                weights.grad = proximal(weights.grad, lr, math.log(task.tau) + tables.log_exponential_part(scores))
+            if clip is not None:
+                weights.grad *= (clip / (weights.grad.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
+            optimizer.step()
+            step += 1
+    losses = (weights.detach().double() @ rows.double().T - target.double()).square()
+    objectives = task.tau * log_mean_exp(losses / task.tau)
+    alive = set(tables.alive.tolist())
+    return [value if i in alive else math.inf for i, value in enumerate(objectives.tolist())]
