@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import compare_xc
-from reproduce_dro_table import CELLS, optimum
-from reproduce_dro_table import run as run_cell
+from reproduce_dro_table import CELLS, all_runs, optimum
 from resumable import read_rows, run_missing
 
 GLYPHS = "glyphs"
@@ -48,14 +47,7 @@ def main() -> None:
     cells, glyphs = arguments.out / "cells.csv", arguments.out / "glyphs.csv"
     chosen = [cell for cell in arguments.problems if cell != GLYPHS]
     epochs = {True: arguments.epochs or 20, False: arguments.epochs or 300}
-    done = {(row["cell"], row["seed"], row["epochs"]) for row in read_rows(cells)}
-    todo = [
-        (cell, METHOD, seed, epochs[False], arguments.data_dir)
-        for cell in chosen
-        for seed in arguments.seeds
-        if (cell, seed, epochs[False]) not in done
-    ]
-    run_missing(run_cell, todo, cells, arguments.workers)
+    all_runs(cells, chosen, [METHOD], arguments.seeds, epochs[False], arguments.data_dir, arguments.workers)
     if GLYPHS in arguments.problems:
         found = {(row["seed"], row["epochs"]) for row in read_rows(glyphs)}
         missing = [(s, epochs[True], arguments.glyphs) for s in arguments.seeds if (s, epochs[True]) not in found]

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import dro_at_once
 import numpy as np
-from resumable import bare_trainer, read_rows, run_missing, silent_process
+from resumable import bare_trainer, read_rows, run_missing, silent_process, spread
 
 from scent_lightning.data import TabularRegressionDataModule
 from scent_lightning.duals import DualUpdate
@@ -35,7 +35,7 @@ from scent_lightning.figures import look_of, new_figure, note, save, style
 from scent_lightning.tasks import DRORegressionTask
 
 OTHERS = ("BSGD", "ASGD", "SoftplusASGD", "UMax", "SOX")
-MORE = tuple(f"{method} {added}" for added in ("clip", "proximal") for method in (*OTHERS, "SCENT"))
+MORE = ("SCENT auto", *(f"{method} {added}" for added in ("clip", "proximal") for method in (*OTHERS, "SCENT")))
 VARIANTS: dict[str, dict[str, Any]] = {
     "SCENT tuned": {"marker": "*", "markersize": 7},
     "SCENT default": {"marker": "p", "markersize": 5},
@@ -86,6 +86,7 @@ TUNED: dict[str, tuple[float, float, dict[str, Any]]] = {
 CELLS = tuple(SETTINGS)
 GRADIENT = {"lr_schedule": "cosine", "warmup_epochs": 0.0, "weight_step": "gradient"}
 DIVERGED = math.inf
+FAR = 100  # times the optimum: a run that ends above it has diverged, whether it is finite or not
 
 
 def settings(cell: str, method: str) -> tuple[dict[str, Any], dict[str, Any], float | None]:
@@ -167,6 +168,32 @@ def run(cell: str, method: str, seed: int, epochs: int, data_dir: str | None) ->
     return [row_of(cell, method, seed, epochs, objective, round(time.perf_counter() - start, 1))]
 
 
+def all_runs(
+    path: Path,
+    cells: Sequence[str],
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    epochs: int,
+    data_dir: str | None,
+    workers: int,
+    under_trainer: bool = False,
+) -> list[dict[str, Any]]:
+    """Rows of all cells, methods and seeds; what is not in the CSV file ``path`` is run."""
+    done = {(row["cell"], row["method"], row["seed"], row["epochs"]) for row in read_rows(path)}
+    todo: list[tuple[Any, ...]] = []
+    for cell in cells:
+        for method in methods:
+            missing = [seed for seed in seeds if (cell, method, seed, epochs) not in done]
+            together: list[Any] = [missing] if missing else []
+            todo += [(cell, method, each, epochs, data_dir) for each in (missing if under_trainer else together)]
+    run_missing(run if under_trainer else run_at_once, todo, path, workers)
+    return [
+        row
+        for row in read_rows(path)
+        if row["cell"] in cells and row["method"] in methods and row["seed"] in seeds and row["epochs"] == epochs
+    ]
+
+
 def row_of(cell: str, method: str, seed: int, epochs: int, objective: float, seconds: float) -> dict[str, Any]:
     """A row of the CSV file."""
     return {"cell": cell, "method": method, "seed": seed, "epochs": epochs, "objective": objective, "seconds": seconds}
@@ -215,19 +242,21 @@ def least_objective(rows: np.ndarray, target: np.ndarray, last_tau: float) -> fl
 
 
 def table(runs: list[dict[str, Any]], optima: dict[str, float], methods: list[str]) -> str:
-    """Our mean (deviation), the published one in brackets, and the optimum, as a Markdown table."""
+    """Our mean and deviation of the runs that did not diverge, the published mean in brackets, and the optimum."""
     lines = ["| cell | exact optimum | " + " | ".join(methods) + " |", "| --- | --- |" + " --- |" * len(methods)]
     for cell, best in optima.items():
         columns = []
         for method in methods:
             values = [row["objective"] for row in runs if (row["cell"], row["method"]) == (cell, method)]
             published = PUBLISHED[cell].get(method)
-            text = "–"
-            if values and any(math.isinf(value) for value in values):
-                text = f"diverged {sum(map(math.isinf, values))} of {len(values)}"
-            elif values:
-                text = f"{statistics.mean(values):.5g} ({statistics.pstdev(values):.1g})"
-            columns.append(text + (f" [{published:.3f}]" if published else ""))
+            stayed = [value for value in values if value < FAR * best]
+            parts = []
+            if stayed:
+                mean, deviation = spread(stayed)
+                parts.append(f"{mean:.5g} ± {deviation:.1g}" if len(stayed) > 1 else f"{mean:.5g}")
+            if len(stayed) < len(values):
+                parts.append(f"diverged {len(values) - len(stayed)} of {len(values)}")
+            columns.append((", ".join(parts) or "–") + (f" [{published:.3f}]" if published else ""))
         lines.append(f"| {cell.replace('_tau', ' τ ')} | {best:.5f} | " + " | ".join(columns) + " |")
     return "\n".join(lines)
 
@@ -242,7 +271,7 @@ def figure(runs: list[dict[str, Any]], optima: dict[str, float], methods: list[s
         for column, (cell, best) in enumerate(optima.items()):
             place = column + (number - (len(methods) - 1) / 2) * 0.8 / len(methods)
             found = [row for row in runs if (row["cell"], row["method"]) == (cell, method)]
-            gaps = [100 * (row["objective"] / best - 1) for row in found if math.isfinite(row["objective"])]
+            gaps = [100 * (row["objective"] / best - 1) for row in found if row["objective"] < FAR * best]
             axes.plot([place] * len(gaps), gaps, label=method if column == 0 else None, **look)
             if method in PUBLISHED[cell]:
                 gap = 100 * (PUBLISHED[cell][method] / best - 1)
@@ -267,7 +296,7 @@ def main() -> None:
         nargs="+",
         default=METHODS,
         choices=(*METHODS, *MORE),
-        help="which rows (those without clip or proximal)",
+        help="which rows (those without clip, proximal or auto)",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds (0 1 2)")
     parser.add_argument("--epochs", type=int, default=300, help="epochs of a run (300, as published)")
@@ -279,22 +308,18 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     path = arguments.out / "runs.csv"
-    done = {(row["cell"], row["method"], row["seed"], row["epochs"]) for row in read_rows(path)}
-    todo: list[tuple[str, str, Any]] = []
-    for cell in arguments.cells:
-        for method in arguments.methods:
-            missing = [seed for seed in arguments.seeds if (cell, method, seed, arguments.epochs) not in done]
-            together = [missing] if missing else []
-            todo += [(cell, method, seeds) for seeds in (missing if arguments.trainer else together)]
-    run_missing(
-        run if arguments.trainer else run_at_once,
-        [(*job, arguments.epochs, arguments.data_dir) for job in todo],
+    wanted = all_runs(
         path,
+        arguments.cells,
+        arguments.methods,
+        arguments.seeds,
+        arguments.epochs,
+        arguments.data_dir,
         arguments.workers,
+        arguments.trainer,
     )
-    wanted = [row for row in read_rows(path) if row["seed"] in arguments.seeds and row["epochs"] == arguments.epochs]
     optima = {cell: optimum(cell, arguments.data_dir) for cell in arguments.cells}
-    print(f"mean (deviation) over seeds {arguments.seeds}, published mean in brackets")
+    print(f"mean ± deviation over seeds {arguments.seeds}, published mean in brackets")
     print(table(wanted, optima, list(arguments.methods)))
     figure(wanted, optima, list(arguments.methods), arguments.out / "gaps.png")
     print(f"runs: {path}\nfigure: {arguments.out / 'gaps.png'}")
