@@ -3,8 +3,8 @@
 20,000 rows of 16 features and a constant, with labels drawn from a softmax of them over 1,000 classes whose frequencies
 follow Zipf's law, and one row of each class besides: the first has some 1,100 rows, hundreds have one or two. The
 softmax cross-entropy of the training rows is convex in the weights, and its minimum is found by L-BFGS in float64. Then
-each method trains for the same epochs with in-batch negatives, batches of 128 rows and the own class in the sum, and
-its exact cross-entropy over all classes is compared with the minimum: SCENT with its step size found and BSGD, each
+each method trains for the same epochs with in-batch negatives and batches of 128 rows, all else by default, and its
+exact cross-entropy over all classes is compared with the minimum: SCENT with its step size found and BSGD, each
 plain and corrected.
 
 Plain, the classes of a batch stand for all of them, and frequent ones are in every batch: what is minimised is another
@@ -37,8 +37,6 @@ from scent_lightning.modules.class_sampled_linear import Correction
 from scent_lightning.tasks import ExtremeClassificationTask
 
 CLASSES, FEATURES, ROWS, BATCH, BLOCK = 1000, 16, 20_000, 128, 2000
-# Of 2,000 and 5,000, the default, what SCENT corrected ends lower with.
-RATE = 2000.0
 CORRECTIONS: dict[str, Correction] = {
     "BSGD": "none",
     "SCENT": "none",
@@ -112,7 +110,7 @@ def optimum(folder: Path) -> float:
     return float(found.fun)
 
 
-def run(folder: str, method: str, seed: int, epochs: int, lr: float = RATE) -> list[dict[str, Any]]:
+def run(folder: str, method: str, seed: int, epochs: int, lr: float | None = None) -> list[dict[str, Any]]:
     """Train once; the exact cross-entropy of the training rows at the end."""
     silent_process(seed)
     data = FeatureDataModule(folder, batch_size=BATCH)
@@ -123,7 +121,6 @@ def run(folder: str, method: str, seed: int, epochs: int, lr: float = RATE) -> l
         dual_update(method, {}),
         lr=lr,
         correction=CORRECTIONS[method],
-        include_target=True,
     )
     trainer = bare_trainer(accelerator="cpu", max_epochs=epochs, limit_val_batches=0)
     trainer.fit(task, datamodule=data)
@@ -136,6 +133,11 @@ def run(folder: str, method: str, seed: int, epochs: int, lr: float = RATE) -> l
     return [{"rows": data.num_anchors, **found}]
 
 
+def default_rate(classes: int) -> float:
+    """The task's own learning rate."""
+    return ExtremeClassificationTask.learning_rates["proximal"].lr * classes
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=ROWS, help=f"training rows ({ROWS})")
@@ -143,11 +145,12 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=60, help="epochs of a run (60)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="seeds (0)")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time, one thread each (1)")
-    parser.add_argument("--lr", type=float, default=RATE, help=f"learning rate of all ({RATE:g})")
+    parser.add_argument("--lr", type=float, help="learning rate of all (the task's own)")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/softmax_known_optimum"), help="folder of the rows and the CSV file"
     )
     arguments = parser.parse_args()
+    lr = default_rate(arguments.classes) if arguments.lr is None else arguments.lr
     torch.set_num_threads(1)
     folder, path = arguments.out / f"{arguments.rows}_{arguments.classes}", arguments.out / "runs.csv"
     if not folder.exists():
@@ -155,13 +158,13 @@ def main() -> None:
     least = optimum(folder)
     done = {(row["rows"], row["method"], row["seed"], row["epochs"], row["lr"]) for row in read_rows(path)}
     todo = [
-        (str(folder), method, seed, arguments.epochs, arguments.lr)
+        (str(folder), method, seed, arguments.epochs, lr)
         for seed in arguments.seeds
         for method in CORRECTIONS
-        if (arguments.rows, method, seed, arguments.epochs, arguments.lr) not in done
+        if (arguments.rows, method, seed, arguments.epochs, lr) not in done
     ]
     run_missing(run, todo, path, arguments.workers)
-    which = arguments.rows, arguments.epochs, arguments.lr
+    which = arguments.rows, arguments.epochs, lr
     rows = [row for row in read_rows(path) if (row["rows"], row["epochs"], row["lr"]) == which]
     print(f"\nleast cross-entropy {least:.5f}\n\n| method | cross-entropy | above the least | learning rate |")
     print("| --- | --- | --- | --- |")

@@ -136,13 +136,13 @@ class Samples(ABC):
         """
         raise InputError(f"this dual update needs the scores themselves, and {type(self).__name__} does not have them")
 
-    def plus_constant(self, log_constant: float) -> Samples:
+    def plus_constant(self, log_constant: float | Tensor) -> Samples:
         """The same with a constant c in the logarithm: ℓ is log(c + mean exp(score)), and the gradient as it was.
 
         A row without a sample is still none.
 
         Args:
-            log_constant: log c.
+            log_constant: log c; or that of each row, shape ``(B,)``.
 
         Raises:
             InputError: these samples cannot do it.
@@ -229,8 +229,10 @@ class Exponentials(Samples):
         """What the argument of that name makes."""
         return super().dense() if self._dense is None else self._dense()
 
-    def plus_constant(self, log_constant: float) -> Exponentials:
+    def plus_constant(self, log_constant: float | Tensor) -> Exponentials:
         """From the largest score and the mean."""
+        if isinstance(log_constant, Tensor):
+            log_constant = log_constant.to(self.largest)
         # A constant above all scores is the largest, and where there is no sample nothing is.
         largest = self.largest.clamp(min=log_constant)
         if self.may_be_empty:
@@ -362,7 +364,7 @@ class DenseScores(Samples):
         """This is dense."""
         return self
 
-    def plus_constant(self, log_constant: float) -> DenseScores:
+    def plus_constant(self, log_constant: float | Tensor) -> DenseScores:
         """One more column, which is the same for all rows but for their numbers of samples."""
         scores, mask = functional.at_least_float32(self.values), self.mask
         if mask is None:
@@ -370,6 +372,8 @@ class DenseScores(Samples):
         counts = mask.sum(dim=1, keepdim=True).to(scores.dtype)
         # The mean is over one more: what was the mean before has to stay it.
         log_more = torch.log1p(1 / counts.clamp(min=1))
+        if isinstance(log_constant, Tensor):
+            log_constant = log_constant.to(scores).unsqueeze(1)
         constant = log_constant + torch.log(counts + 1)
         there = counts > 0
         fixed = torch.zeros_like(mask) if self.fixed is None else self.fixed.expand_as(mask)

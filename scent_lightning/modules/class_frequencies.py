@@ -50,6 +50,7 @@ class ClassFrequencies(nn.Module):
         self._rows = 0
         self._ones = torch.ones(0, dtype=torch.int64)
         self._tables: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+        self._rarity: Tensor | None = None
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"{self.num_classes}, {'given' if self.are_given else 'estimated'}"
@@ -88,7 +89,7 @@ class ClassFrequencies(nn.Module):
         self._set(found.clone(), are_given=True, rows=rows)
 
     def _set(self, counts: Tensor, are_given: bool, rows: int | None = None) -> None:
-        self._counts, self.are_given, self._tables = counts, are_given, {}
+        self._counts, self.are_given, self._tables, self._rarity = counts, are_given, {}, None
         self._rows = int(counts.sum()) if rows is None else rows
 
     def see(self, labels: Tensor) -> None:
@@ -137,6 +138,25 @@ class ClassFrequencies(nn.Module):
         if self.are_given:
             return self._table(others, dtype, classes.device).index_select(0, classes).add_(share)
         return self._log_estimates(classes, others).neg_().add_(share).to(dtype)
+
+    def rarity(self, classes: Tensor) -> Tensor:
+        """How rare classes are: 1 up to the mean number of rows of a class, and the inverse of how often that above.
+
+        Args:
+            classes: int64, shape ``(B,)``.
+
+        Returns:
+            The smaller of 1 and rows / (K · rows of the class), shape ``(B,)``, float32; 1 as long as no row is known.
+        """
+        if self._counts is None:
+            return torch.ones(classes.shape, device=classes.device)
+        if not self.are_given:
+            counts = self._on(classes.device).index_select(0, classes).to(torch.float32).add_(UNSEEN)
+            return counts.reciprocal_().mul_(self._rows / self.num_classes + UNSEEN).clamp_(max=1)
+        if self._rarity is None or self._rarity.device != classes.device:
+            mean = self._rows / self.num_classes
+            self._rarity = (mean / self._on(classes.device).to(torch.float32)).clamp_(max=1)
+        return self._rarity.index_select(0, classes)
 
     def without_row(self, labels: Tensor) -> Tensor:
         """Those of the labels of which there is no training row by the counts that were given."""

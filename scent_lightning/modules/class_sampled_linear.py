@@ -21,9 +21,9 @@ __all__ = ["ClassSampledLinear", "Correction", "Negatives", "OwnClass"]
 Negatives = Literal["in_batch", "uniform", "all"]
 Correction = Literal["frequency", "none"]
 OwnClass = bool | Literal["gradual"]
-# By how many powers of K − 1 the own class counts too little at the start of a run. With more, classes that are apart
-# end lower, and those of few rows higher.
-OWN_CLASS_COMES_IN = 2.0
+# By how many powers of K − 1 the own class of a row of a rare class counts too little at the start of a run. With more,
+# many classes that are apart end lower, and classes that overlap higher.
+OWN_CLASS_COMES_IN = 3.0
 
 
 class ClassSampledLinear(nn.Module):
@@ -52,9 +52,12 @@ class ClassSampledLinear(nn.Module):
     gradient fades where a row is right. Many classes that are apart train faster without it; classes that overlap, or
     of which some are rare, are wrong without it. With "gradual" it comes in as the run goes on,
 
-    .. math:: \log \varepsilon(p) = -(1 + 2 (1 - p)) \log(K - 1), \qquad p \in [0, 1] \text{ the progress of the run,}
+    .. math:: \log \varepsilon_i = -(1 + 3 (1 - p) r_i) \log(K - 1)
 
-    the softmax with a margin of :math:`2 (1 - p) \log(K - 1)` nats on the own class: fast at first, right at the end.
+    with the progress p of the run, in [0, 1]: the softmax with a margin of :math:`3 (1 - p) r_i \log(K - 1)` nats on
+    the own class, fast at first and right at the end. Rows of frequent classes have less of it, since they are many,
+    and a margin of theirs is at the cost of rare classes: :math:`r_i` is the smaller of 1 and n / (K · rows of the
+    class), by :attr:`frequencies`.
 
     **Margins** on the own class, see :mod:`scent_lightning.modules.margins`: only :meth:`forward` and :meth:`samples`
     have them, not the :meth:`logits` of evaluation.
@@ -219,14 +222,23 @@ class ClassSampledLinear(nn.Module):
             samples = self._exponentials(features, labels, all_labels)
         if samples is None:
             samples = DenseScores(*self(features, labels, all_labels, generator))
-        return self.with_target(samples, progress)
+        return self.with_target(samples, labels, progress)
 
-    def with_target(self, samples: Samples, progress: float = 1.0) -> Samples:
-        """Samples with the own class in the sum, where ``include_target`` says so; :meth:`samples` does it itself."""
+    def with_target(self, samples: Samples, labels: Tensor, progress: float = 1.0) -> Samples:
+        """Samples with the own class in the sum, where ``include_target`` says so; :meth:`samples` does it itself.
+
+        Args:
+            samples: of the rows.
+            labels: class of each, shape ``(B,)``, int64.
+            progress: fraction of the run that is done, in [0, 1], for ``include_target`` "gradual".
+        """
         if not self.include_target:
             return samples
-        powers = 1 + OWN_CLASS_COMES_IN * (1 - progress) if self.include_target == "gradual" else 1
-        return samples.plus_constant(-powers * math.log(self.num_classes - 1))
+        log_others = math.log(self.num_classes - 1)
+        if self.include_target is True or progress == 1:
+            return samples.plus_constant(-log_others)
+        rarity = self.frequencies.rarity(labels)
+        return samples.plus_constant(rarity.mul(-OWN_CLASS_COMES_IN * (1 - progress) * log_others).sub_(log_others))
 
     def _exponentials(self, features: Tensor, labels: Tensor, all_labels: Tensor | None = None) -> Exponentials | None:
         """Exponentials of the scores against in-batch negatives; None where there is no negative."""

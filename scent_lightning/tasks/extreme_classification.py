@@ -212,7 +212,7 @@ class ExtremeClassificationTask(RowSparseTask):
         """The data module says how frequent the classes are."""
         super().on_fit_start()
         counts = getattr(self.trainer.datamodule, "class_counts", None)  # type: ignore[attr-defined]
-        if counts is not None and self.head.uses_frequencies:
+        if counts is not None and (self.head.uses_frequencies or self.head.include_target == "gradual"):
             self.head.frequencies.give(counts)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -296,7 +296,7 @@ class ExtremeClassificationTask(RowSparseTask):
             if not self.independent_sample:
                 return samples, samples
             if isinstance(samples, DenseScores) and self.head.negatives == "in_batch":
-                return self._halves_of_classes(samples)
+                return self._halves_of_classes(samples, labels)
             with torch.no_grad():
                 return samples, self._scored(features, labels, all_labels, draws)
         except (IndexError, RuntimeError):
@@ -309,7 +309,9 @@ class ExtremeClassificationTask(RowSparseTask):
         if self.independent_sample and self.head.negatives == "in_batch":  # the classes are to be split
             return DenseScores(*self.head(features, labels, all_labels, draws))
         if type(self).entropic_risk is not DualVariableMixin.entropic_risk:  # a subclass looks at the scores
-            return self.head.with_target(DenseScores(*self.head(features, labels, all_labels, draws)), self._progress())
+            return self.head.with_target(
+                DenseScores(*self.head(features, labels, all_labels, draws)), labels, self._progress()
+            )
         return self.head.samples(features, labels, all_labels, draws, self._progress())
 
     def _progress(self) -> float:
@@ -319,13 +321,15 @@ class ExtremeClassificationTask(RowSparseTask):
         progress = self.known_progress()
         return 1.0 if progress is None else progress
 
-    def _halves_of_classes(self, samples: DenseScores) -> tuple[Samples, Samples]:
+    def _halves_of_classes(self, samples: DenseScores, labels: Tensor) -> tuple[Samples, Samples]:
         scores, mask = samples.values, cast(Tensor, samples.mask)
         chosen = random_half(scores.shape[1], self.draws_of_step()).to(scores.device)
         corrected = self.head.uses_frequencies
         halves = (scores, ~chosen), (scores.detach(), chosen)
         progress = self._progress()
-        in_loss, moving = (self.head.with_target(some_columns(*half, mask, corrected), progress) for half in halves)
+        in_loss, moving = (
+            self.head.with_target(some_columns(*half, mask, corrected), labels, progress) for half in halves
+        )
         return in_loss, moving
 
     def _risk(self, samples: Samples, moving: Samples, previous: Samples | None, index: Tensor) -> Tensor:

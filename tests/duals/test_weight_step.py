@@ -456,8 +456,9 @@ def test_every_task_takes_it(tmp_path, kind):
             step = module.duals["nu"].last_step
             parts = step.log_mean.exp()
             if kind == "classification":  # less the own class, which no weight moves
-                powers = 1 + 2 * (1 - run_progress(trainer))
-                parts = parts - float(module.head.num_classes - 1) ** -powers
+                rarity = module.head.frequencies.rarity(module._labels_here).double()
+                powers = 1 + 3 * (1 - run_progress(trainer)) * rarity
+                parts = parts - (module.head.num_classes - 1) ** -powers
             parts = (parts * (-step.nu.double()).exp())[step.log_mean > -math.inf]
             tau = getattr(module, "tau", 1.0) if kind != "classification" else 1.0
             seen.append(expected_scale(gradients, [rate] * len(gradients), tau * parts.mean().item()))

@@ -110,7 +110,8 @@ class Halves:
 
 def test_halves_of_the_classes_of_a_batch(monkeypatch):
     """Over all splits, each half's mean has the mean over the whole batch as its expectation."""
-    task = ExtremeClassificationTask(D, K, len(LABELS), BSGD(), independent_sample=True).double()
+    more = {"independent_sample": True, "include_target": False}
+    task = ExtremeClassificationTask(D, K, len(LABELS), BSGD(), **more).double()
     task.head.weight.data = head_of().weight.data
     task.head.frequencies.give(torch.tensor(COUNTS))
     for labels in ([0, 3, 7, 7, 30, 45], [1, 0, 2], [5, 9]):

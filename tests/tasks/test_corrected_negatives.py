@@ -140,7 +140,7 @@ def test_a_subclass_and_every_update_get_the_same_scores(dual, options):
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     scores, mask = task.seen
-    expected = task.head.with_target(DenseScores(*task.head(*batch[:2])))
+    expected = task.head.with_target(DenseScores(*task.head(*batch[:2])), batch[1])
     torch.testing.assert_close(scores, expected.values)
     assert torch.equal(mask, expected.mask)
 

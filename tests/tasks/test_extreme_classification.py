@@ -115,7 +115,7 @@ def test_outside_training_nu_is_read_only(dataset):
     trained = task.duals["nu"].nu.clone()
     task.eval()
     found = task.entropic_risk("nu", task.head.samples(features, labels), index)
-    dense = task.head.with_target(DenseScores(*task.head(features, labels)))
+    dense = task.head.with_target(DenseScores(*task.head(features, labels)), labels)
     assert found.item() == pytest.approx(task.entropic_risk("nu", dense, index).item(), rel=1e-5)
     assert task.training_step((features, labels, index), 0).isfinite()
     assert torch.equal(task.duals["nu"].nu, trained)

@@ -32,24 +32,58 @@ def task_of(**arguments):
 @pytest.mark.parametrize("negatives", ["in_batch", "uniform", "all"])
 @pytest.mark.parametrize("progress", [0.0, 0.3, 1.0])
 def test_it_comes_in_over_the_run(negatives, progress):
-    """At first its weight is 1/(K − 1)³ of the sum's mean, at the end 1/(K − 1), the softmax."""
+    """At first its weight is 1/(K − 1)⁴ of the sum's mean, at the end 1/(K − 1), the softmax."""
     features, labels = rows_of()
     head = ClassSampledLinear(D, K, negatives, include_target="gradual")
     torch.nn.init.normal_(head.weight)
     (side,) = head.samples(features, labels, progress=progress, generator=torch.Generator().manual_seed(3)).sides()
     scores, mask = head(features, labels, generator=torch.Generator().manual_seed(3))
     mean = (scores.double().exp() * mask).sum(dim=1) / mask.sum(dim=1)
-    expected = (mean + (K - 1) ** -(3 - 2 * progress)).log()
+    expected = (mean + (K - 1) ** -(4 - 3 * progress)).log()
     torch.testing.assert_close(side.log_mean, expected.detach(), rtol=1e-5, atol=1e-5)
     if negatives == "all" and progress == 1.0:
         cross_entropy = F.cross_entropy(features @ head.weight.T, labels, reduction="none")
         torch.testing.assert_close(side.log_mean.float(), (cross_entropy - math.log(K - 1)).detach())
 
 
+@pytest.mark.parametrize("is_given", [True, False])
+@pytest.mark.parametrize("dense", [True, False])
+def test_frequent_classes_have_less_of_a_margin(is_given, dense):
+    """A class of c times as many rows as the mean has a c-th of it, rarer ones than the mean all of it."""
+    features, _ = rows_of()
+    labels = torch.tensor([0, 0, 1, 2, 11])
+    counts = torch.tensor([40, 10, 1] + [5] * 8 + [1])
+    head = ClassSampledLinear(D, K, correction="frequency" if is_given else "none", include_target="gradual")
+    torch.nn.init.normal_(head.weight)
+    if is_given:
+        head.frequencies.give(counts)
+        rarity = [counts.sum() / K / 40, counts.sum() / K / 40, counts.sum() / K / 10, 1.0, 1.0]
+    else:
+        head.frequencies.see(torch.arange(K).repeat_interleave(counts))
+        mean = (counts.sum() + K / 2) / K
+        rarity = [mean / 40.5, mean / 40.5, mean / 10.5, 1.0, 1.0]
+    assert head.frequencies.rarity(labels).tolist() == pytest.approx([float(each) for each in rarity])
+    scores, mask = head(features[:5], labels)
+    samples = DenseScores(scores, mask) if dense else head._exponentials(features[:5], labels)
+    (side,) = head.with_target(samples, labels, progress=0.25).sides()
+    powers = 1 + 3 * 0.75 * torch.tensor(rarity, dtype=torch.float64)
+    mean = (scores.double().exp() * mask).sum(dim=1) / mask.sum(dim=1)
+    torch.testing.assert_close(side.log_mean, (mean + (K - 1) ** -powers).log().detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_are_told_of_whatever_the_negatives_are():
+    for more in ({"correction": "none"}, {"negatives": "uniform"}, {"negatives": "all"}):
+        data = SyntheticFeatureDataModule(K, D, rows=N, val_rows=10, zipf_exponent=1.0, batch_size=15)
+        task = task_of(**more)
+        quiet_trainer(max_epochs=1).fit(task, datamodule=data)
+        assert torch.equal(task.head.frequencies.counts, torch.as_tensor(data.class_counts))
+        assert task.head.frequencies.rarity(torch.tensor([0])) < 0.5
+
+
 def test_the_task_says_how_far_the_run_is():
     seen, task = [], task_of()
     of_head = task.head.with_target
-    task.head.with_target = lambda samples, progress=1.0: seen.append(progress) or of_head(samples, progress)
+    task.head.with_target = lambda *given: seen.append(given[-1]) or of_head(*given)
     loader = batch_loader(IndexedTensorDataset(*rows_of()), 15, True)
     quiet_trainer(max_epochs=2).fit(task, loader)
     assert seen == pytest.approx([i / 8 for i in range(8)])
@@ -80,7 +114,7 @@ def test_where_the_end_is_not_known_it_is_there():
     assert torch.equal(fresh[None], fresh[1.0])
     # From weights of 0 the mean over the others is 1.
     assert fresh[1.0].tolist() == pytest.approx([math.log(1 + 1 / (K - 1))] * N, rel=1e-5)
-    assert fresh[0.0].tolist() == pytest.approx([math.log(1 + (K - 1) ** -3)] * N, rel=1e-3)
+    assert fresh[0.0].tolist() == pytest.approx([math.log1p((K - 1) ** -4.0)] * N, rel=1e-2)
 
 
 @pytest.mark.parametrize("include_target", ["gradual", True])
