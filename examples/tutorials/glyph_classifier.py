@@ -145,8 +145,8 @@ panel.legend(loc="lower right")
 Image.open(save(figure, "glyphs_in_danger.png", vector=False))
 
 # %% [markdown]
-# It does: of the fifth with the lowest ν 50 % are wrong, of that with the highest 73 %. How near the next character's
-# mean is says less: 57 and 67 %. One near neighbour is not yet a crowd.
+# It does: of the fifth with the lowest ν 50 % are wrong, of that with the highest 69 %. How near the next character's
+# mean is says less: 56 and 66 %. One near neighbour is not yet a crowd.
 #
 # ## What it takes them for
 #
@@ -186,6 +186,6 @@ Image.open(save(figure, "glyphs_confused.png", vector=False))
 #
 # ## Try next
 #
-# * `correction`, `negatives="uniform"`, `include_target=True`: what changes, and what of it in the new style?
+# * `correction`, `negatives="uniform"`, `include_target=False`: what changes, and what of it in the new style?
 # * `BSGD()` for `SCENT()`: each step then takes the classes of its batch for all of them.
 # * Features of your own: a tower between them and the classifier is one argument, `backbone=`.

@@ -28,7 +28,7 @@ TUTORIALS = {
     "glyph_classifier": (
         2,
         "glyphs",
-        [(r"test 0, classifier: ([\d.]+)", (36, 44)), (r"by ν: (\d+) .* (\d+) %", (44, 54), (67, 78))],
+        [(r"test 0, classifier: ([\d.]+)", (36, 44)), (r"by ν: (\d+) .* (\d+) %", (44, 54), (65, 75))],
     ),
     "few_alarms": (3, None, [(r"balanced: ([\d.]+) %", (19, 23)), (r"partial AUC: ([\d.]+) %", (27, 30))]),
     "emoji_search": (2, "emoji", [(r"first ten: (\d+) %", (30, 45))]),
