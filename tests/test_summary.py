@@ -38,6 +38,7 @@ EXPECTED = {
         "training: 101 rows",
         "validation: none, as there is no folder 'val'",
         "anchors: 101 (nu)",
+        "own class: comes into the loss by and by, so train/loss rises; train/cross_entropy does not",
     ],
     "ranking": [
         "Data of ImbalancedImageDataModule:",

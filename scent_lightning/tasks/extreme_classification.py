@@ -68,12 +68,12 @@ class ExtremeClassificationTask(RowSparseTask):
     larger log α; with features of unit norm learning rates of tens to hundreds are usual, and the guard
     (``max_log_weight`` 1 or 2) lets them train.
 
-    Logs ``train/loss`` (dual objective) at logging steps, and ``train/cross_entropy``, the exact softmax cross-entropy
-    over all classes, of the batch's first rows: as many as are a millisecond's work (6 of 20,902 classes and 64
-    features, and none of 360,232 and 512, on a CPU; all where ``negatives`` is "all", and as a rule on a GPU). So it is
-    right in the mean over many steps. For validation and test it logs the exact ``…/cross_entropy``, ``…/top1`` and
-    ``…/top5`` over all K classes, worked out in chunks of classes. None of these has the margin. ``predict`` gives the
-    most probable classes.
+    Logs ``train/loss`` (dual objective; it rises as the own class comes in) at logging steps, and
+    ``train/cross_entropy``, the exact softmax cross-entropy over all classes, of the batch's first rows: as many as are
+    a millisecond's work (6 of 20,902 classes and 64 features, and none of 360,232 and 512, on a CPU; all where
+    ``negatives`` is "all", and as a rule on a GPU). So it is right in the mean over many steps. For validation and test
+    it logs the exact ``…/cross_entropy``, ``…/top1`` and ``…/top5`` over all K classes, worked out in chunks of classes.
+    None of these has the margin. ``predict`` gives the most probable classes.
 
     In a distributed run the class weights' sparse gradient is kept from DDP and exchanged row by row; in-batch
     negatives are the distinct labels of the whole batch, of all processes.
@@ -207,6 +207,12 @@ class ExtremeClassificationTask(RowSparseTask):
         if self.trainer.datamodule is None and self.trainer.strategy.root_device.type != "cpu":  # type: ignore[attr-defined]
             # Only here: were it a method, Lightning would warn of it wherever there is a data module.
             self.on_before_batch_transfer = self._check_on_the_way  # type: ignore[method-assign]
+
+    def fit_summary(self) -> dict[str, str]:
+        """That the loss changes as the run goes on, where it does."""
+        if self.head.include_target != "gradual":
+            return super().fit_summary()
+        return {"own class": "comes into the loss by and by, so train/loss rises; train/cross_entropy does not"}
 
     def on_fit_start(self) -> None:
         """The data module says how frequent the classes are."""
