@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import DenseScores, Exponentials, Samples
 from scent_lightning.functional import NO_SCORE, at_least_float32
 from scent_lightning.modules.class_frequencies import ClassFrequencies
@@ -77,6 +78,8 @@ class ClassSampledLinear(nn.Module):
     Attributes:
         frequencies: how often each class is among the training rows; :meth:`ClassFrequencies.give` sets the counts, and
             without them whoever trains tells :meth:`ClassFrequencies.see` the labels of each batch.
+        progress: fraction of the run that is done, in [0, 1], for ``include_target`` "gradual"; whoever trains sets it,
+            and it is 1 until then.
         weight: shape ``(K, D)``; starts at 0, where all classes are equal, or, with
             ``normalize``, at random about the unit sphere.
 
@@ -120,6 +123,7 @@ class ClassSampledLinear(nn.Module):
         self.include_target = checked_choice("include_target", include_target, (False, True, "gradual"))
         self.scoring = Scoring(normalize, scale, checked_margin(margin, margin_type, normalize), margin_type)
         self.frequencies = ClassFrequencies(num_classes)
+        self.progress = 1.0
         self.weight = nn.Parameter(torch.zeros(num_classes, num_features))
         if normalize:
             nn.init.normal_(self.weight, std=num_features**-0.5)
@@ -197,7 +201,6 @@ class ClassSampledLinear(nn.Module):
         labels: Tensor,
         all_labels: Tensor | None = None,
         generator: torch.Generator | None = None,
-        progress: float = 1.0,
     ) -> Samples:
         """The scores of :meth:`forward` for a dual variable, without the matrix of them where there is a faster way.
 
@@ -210,7 +213,6 @@ class ClassSampledLinear(nn.Module):
             labels: as for :meth:`forward`.
             all_labels: as for :meth:`forward`.
             generator: as for :meth:`forward`.
-            progress: fraction of the run that is done, in [0, 1], for ``include_target`` "gradual".
 
         Returns:
             What :meth:`~scent_lightning.duals.DualVariableMixin.entropic_risk` takes in place of scores and mask. In a
@@ -222,23 +224,23 @@ class ClassSampledLinear(nn.Module):
             samples = self._exponentials(features, labels, all_labels)
         if samples is None:
             samples = DenseScores(*self(features, labels, all_labels, generator))
-        return self.with_target(samples, labels, progress)
+        return self.with_target(samples, labels)
 
-    def with_target(self, samples: Samples, labels: Tensor, progress: float = 1.0) -> Samples:
+    @outside_graphs
+    def with_target(self, samples: Samples, labels: Tensor) -> Samples:
         """Samples with the own class in the sum, where ``include_target`` says so; :meth:`samples` does it itself.
 
         Args:
             samples: of the rows.
             labels: class of each, shape ``(B,)``, int64.
-            progress: fraction of the run that is done, in [0, 1], for ``include_target`` "gradual".
         """
         if not self.include_target:
             return samples
         log_others = math.log(self.num_classes - 1)
-        if self.include_target is True or progress == 1:
+        if self.include_target is True or self.progress == 1:
             return samples.plus_constant(-log_others)
-        rarity = self.frequencies.rarity(labels)
-        return samples.plus_constant(rarity.mul(-OWN_CLASS_COMES_IN * (1 - progress) * log_others).sub_(log_others))
+        powers = OWN_CLASS_COMES_IN * (1 - self.progress)
+        return samples.plus_constant(self.frequencies.rarity(labels).mul(-powers * log_others).sub_(log_others))
 
     def _exponentials(self, features: Tensor, labels: Tensor, all_labels: Tensor | None = None) -> Exponentials | None:
         """Exponentials of the scores against in-batch negatives; None where there is no negative."""

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 
 from scent_lightning import distributed
+from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import DenseScores, DualUpdate, DualVariable, DualVariableMixin, Samples
 from scent_lightning.duals.table import Placement
 from scent_lightning.duals.weight_step import WeightStepRule
@@ -72,8 +73,8 @@ class ExtremeClassificationTask(RowSparseTask):
     ``train/cross_entropy``, the exact softmax cross-entropy over all classes, of the batch's first rows: as many as are
     a millisecond's work (6 of 20,902 classes and 64 features, and none of 360,232 and 512, on a CPU; all where
     ``negatives`` is "all", and as a rule on a GPU). So it is right in the mean over many steps. For validation and test
-    it logs the exact ``…/cross_entropy``, ``…/top1`` and ``…/top5`` over all K classes, worked out in chunks of classes.
-    None of these has the margin. ``predict`` gives the most probable classes.
+    it logs the exact ``…/cross_entropy``, ``…/top1`` and ``…/top5`` over all K classes, in chunks of classes. None of
+    these has the margin. ``predict`` gives the most probable classes.
 
     In a distributed run the class weights' sparse gradient is kept from DDP and exchanged row by row; in-batch
     negatives are the distinct labels of the whole batch, of all processes.
@@ -286,6 +287,7 @@ class ExtremeClassificationTask(RowSparseTask):
 
     def _samples(self, inputs: Tensor, labels: Any) -> tuple[Samples, Samples]:
         """The loss's, and those that move ν."""
+        self._tell_progress()
         features = self(inputs)
         labels = class_numbers(labels, len(features))
         shares = self.head.negatives == "in_batch" and distributed.is_distributed()
@@ -315,27 +317,22 @@ class ExtremeClassificationTask(RowSparseTask):
         if self.independent_sample and self.head.negatives == "in_batch":  # the classes are to be split
             return DenseScores(*self.head(features, labels, all_labels, draws))
         if type(self).entropic_risk is not DualVariableMixin.entropic_risk:  # a subclass looks at the scores
-            return self.head.with_target(
-                DenseScores(*self.head(features, labels, all_labels, draws)), labels, self._progress()
-            )
-        return self.head.samples(features, labels, all_labels, draws, self._progress())
+            return self.head.with_target(DenseScores(*self.head(features, labels, all_labels, draws)), labels)
+        return self.head.samples(features, labels, all_labels, draws)
 
-    def _progress(self) -> float:
-        """Fraction of the run that is done; 1 where that is not known."""
-        if self.head.include_target != "gradual":
-            return 1.0
-        progress = self.known_progress()
-        return 1.0 if progress is None else progress
+    @outside_graphs
+    def _tell_progress(self) -> None:
+        """Tell the head how much of the run is done; all of it where that is not known."""
+        if self.head.include_target == "gradual":
+            progress = self.known_progress()
+            self.head.progress = 1.0 if progress is None else progress
 
     def _halves_of_classes(self, samples: DenseScores, labels: Tensor) -> tuple[Samples, Samples]:
         scores, mask = samples.values, cast(Tensor, samples.mask)
         chosen = random_half(scores.shape[1], self.draws_of_step()).to(scores.device)
         corrected = self.head.uses_frequencies
         halves = (scores, ~chosen), (scores.detach(), chosen)
-        progress = self._progress()
-        in_loss, moving = (
-            self.head.with_target(some_columns(*half, mask, corrected), labels, progress) for half in halves
-        )
+        in_loss, moving = (self.head.with_target(some_columns(*half, mask, corrected), labels) for half in halves)
         return in_loss, moving
 
     def _risk(self, samples: Samples, moving: Samples, previous: Samples | None, index: Tensor) -> Tensor:
