@@ -322,6 +322,7 @@ class DenseScores(Samples):
         if functional.may_be_infinite(largest):
             counts, may_be_empty = torch.where(largest == -math.inf, 0, counts), True
         exponentials = self._shifted.exp()
+        self._each = exponentials.detach()
         mean = functional.mean_over(exponentials, counts)
         self._exponentials = Exponentials(
             largest,
@@ -349,12 +350,10 @@ class DenseScores(Samples):
         """The sum over the samples that are not fixed, divided by the number of all."""
         if self.fixed is None:
             return None
-        log_sum = torch.logsumexp(functional.wide(self._shifted.detach().masked_fill(self.fixed, -math.inf)), dim=1)
-        exponentials = self._exponentials
-        number = torch.as_tensor(exponentials.counts, dtype=log_sum.dtype, device=log_sum.device)
-        largest = functional.wide(exponentials.largest)
-        empty = (log_sum == -math.inf) | (largest == -math.inf)
-        return torch.where(empty, -math.inf, log_sum + largest - number.log())
+        # Not from the scores: what is too small for an exponential has no gradient either.
+        exponentials = self._each.masked_fill(self.fixed, 0.0)
+        mean = functional.mean_over(exponentials, self._exponentials.counts)
+        return functional.log_mean_exp_from(self._exponentials.largest, mean)
 
     def bad_rows(self, side: int) -> Tensor | None:
         """In a row of scores −∞ is a sample of weight 0; NaN and +∞ are NaN less the largest."""

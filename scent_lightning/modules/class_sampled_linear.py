@@ -120,7 +120,8 @@ class ClassSampledLinear(nn.Module):
         self.normalize = normalize
         self.scale = scale
         self.correction = checked_choice("correction", correction, get_args(Correction))
-        self.include_target = checked_choice("include_target", include_target, (False, True, "gradual"))
+        checked_choice("include_target", include_target, (False, True, "gradual"))
+        self.include_target: OwnClass = "gradual" if include_target == "gradual" else bool(include_target)
         self.scoring = Scoring(normalize, scale, checked_margin(margin, margin_type, normalize), margin_type)
         self.frequencies = ClassFrequencies(num_classes)
         self.progress = 1.0
@@ -237,7 +238,7 @@ class ClassSampledLinear(nn.Module):
         if not self.include_target:
             return samples
         log_others = math.log(self.num_classes - 1)
-        if self.include_target is True or self.progress == 1:
+        if self.include_target != "gradual" or self.progress == 1:
             return samples.plus_constant(-log_others)
         powers = OWN_CLASS_COMES_IN * (1 - self.progress)
         return samples.plus_constant(self.frequencies.rarity(labels).mul(-powers * log_others).sub_(log_others))
