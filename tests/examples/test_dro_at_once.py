@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import lightning as L
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -26,6 +27,8 @@ def table(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import reproduce_dro_table
 
+    # In this process the messages are to go on, and other tests to have their threads.
+    monkeypatch.setattr(reproduce_dro_table, "silent_process", lambda seed: L.seed_everything(seed, verbose=False))
     return reproduce_dro_table
 
 

@@ -88,7 +88,7 @@ def test_corrected_negatives_of_ones_own(tmp_path):
 @pytest.mark.slow
 def test_known_optimum_of_the_softmax(tmp_path):
     """Few rows and classes; a second call takes what the first has left."""
-    few = ["--rows", 600, "--classes", 20, "--epochs", 20, "--out", tmp_path / "runs"]
+    few = ["--rows", 600, "--classes", 20, "--epochs", 20, "--lr", 100, "--out", tmp_path / "runs"]
     lasts = [script(tmp_path, "softmax_known_optimum.py", *few).strip().splitlines()[-1] for _ in range(2)]
     assert lasts[0] == lasts[1]
     found = json.loads(lasts[0])

@@ -85,7 +85,7 @@ TASKS = {
     "partial AUC": (lambda **given: PartialAUCTask(4, SCENT(), 3, **given), (1e-3, "cosine", 0.0), 1e-3),
     "classification": (
         lambda **given: ExtremeClassificationTask(3, 7, 4, SCENT(), **given),
-        (14.0, "cosine", 0.0),
+        (7.0, "cosine", 0.0),
         1.0,
     ),
     "own": (lambda **given: Task(**given), (0.1, "cosine", 0.0), 0.1),
