@@ -30,6 +30,7 @@ from scent_lightning.errors import DualDivergenceError
 from scent_lightning.figures import look_of, mean_and_range, new_figure, note, save, style
 from scent_lightning.tasks import ExtremeClassificationTask
 
+DEFAULT = "SCENT default"
 # Learning rate and arguments of the dual update, the best of what was tried for 10 epochs on the glyphs: learning rates
 # 100, 200 and 300 (500 for SCENT), γ 0.8, α 1 with a cosine schedule as published, log α 14, 16 and 18. Auto has
 # SCENT's learning rate; "default" has the task's own, its proximal steps and its loss, into which the own class comes.
@@ -41,9 +42,8 @@ SETTINGS: dict[str, tuple[float | None, dict[str, Any]]] = {
     "SOX": (200.0, {"gamma": 0.8}),
     "SCENT": (300.0, {"log_alpha": 16.0, "max_log_weight": 1.0}),
     "SCENT auto": (300.0, {"log_alpha": "auto"}),
-    "SCENT default": (None, {}),
+    DEFAULT: (None, {}),
 }
-DEFAULT = "SCENT default"
 # The same on equal terms: "guard" after a method's name adds the guard, "proximal" the guard and the weights' step that
 # SCENT has with nothing set.
 GUARD = 1.0

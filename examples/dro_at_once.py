@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,31 +18,28 @@ from scent_lightning.data.batch_sampler import ShuffledBatchSampler
 from scent_lightning.duals import DualDivergenceError, DualUpdate, DualVariable
 from scent_lightning.functional import log_mean_exp, proximal_scale
 from scent_lightning.tasks import DRORegressionTask
-
-Rate = Callable[[float], float]
+from scent_lightning.tasks.training import rate_factor
 
 
 class Tables:
     """The dual variable of each run: anchors of one table, or tables of one anchor where the step size is found.
 
     Args:
-        dual: the update, as class path and arguments.
+        update: of all.
         runs: how many.
         epoch: an epoch as a fraction of the run.
     """
 
-    def __init__(self, dual: dict[str, Any], runs: int, epoch: float) -> None:
-        together = DualVariable(runs, DualUpdate.from_config(dual))
+    def __init__(self, update: DualUpdate, runs: int, epoch: float) -> None:
         self.alive = torch.arange(runs)
-        self.tables = [together] * runs
-        self.rows = torch.arange(runs)
-        if together.auto is not None:
-            self.tables = [DualVariable(1, DualUpdate.from_config(dual)) for _ in range(runs)]
-            self.rows = torch.zeros(runs, dtype=torch.int64)
-            for table in self.tables:
-                assert table.auto is not None
-                table.auto.epoch = epoch
-        self.shared = together.auto is None
+        self.shared = update.step_size_rule(1) is None
+        if self.shared:
+            self.tables, self.rows = [DualVariable(runs, update)] * runs, torch.arange(runs)
+            return
+        self.tables, self.rows = [DualVariable(1, update) for _ in range(runs)], torch.zeros(runs, dtype=torch.int64)
+        for table in self.tables:
+            assert table.auto is not None
+            table.auto.epoch = epoch
 
     def risk(self, scores: Tensor, progress: float) -> Tensor:
         """Dual objectives of the runs that are alive, added up; those that diverge are so no longer.
@@ -78,22 +74,6 @@ class Tables:
         return (update.objective(nu, scores) + 1 - nu).log()
 
 
-def schedule(task: DRORegressionTask, epochs: int) -> Rate:
-    """The learning rate of a task as a function of the progress of the run."""
-    fall: dict[str, Rate] = {
-        "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
-        "geometric": lambda progress: 10 ** (-4 * progress),
-    }
-    warmup = min(task.warmup_epochs / epochs, 0.2)
-    decades = 4 if task.lr_schedule == "geometric" else 3
-
-    def at(progress: float) -> float:
-        rise = 10 ** (-decades * (1 - progress / warmup)) if progress < warmup else 1.0
-        return task.lr * rise * fall[task.lr_schedule](progress)
-
-    return at
-
-
 def proximal(gradient: Tensor, lr: float, log_part: Tensor) -> Tensor:
     """Gradients of the runs, shape ``(R, D)``, multiplied by W(a)/a; ``log_part`` is log cE of each, shape ``(R,)``."""
     size = gradient.double().norm(dim=1)
@@ -120,8 +100,7 @@ def train(
     rows = torch.cat([features, torch.ones(len(features), 1)], dim=1)
     weights = nn.Parameter(start.repeat(len(seeds), 1))
     optimizer = torch.optim.SGD([weights], lr=1.0, momentum=task.momentum, nesterov=task.nesterov)
-    tables = Tables(cast(DualVariable, task.duals["nu"]).update.config(), len(seeds), 1 / epochs)
-    rate = schedule(task, epochs)
+    tables = Tables(cast(DualVariable, task.duals["nu"]).update, len(seeds), 1 / epochs)
     samplers = [ShuffledBatchSampler(len(rows), data.batch_size, seed=seed) for seed in seeds]
     steps, step = epochs * len(samplers[0]), 0
     for epoch in range(epochs):
@@ -135,7 +114,8 @@ def train(
             if not len(tables.alive):
                 return [math.inf] * len(seeds)
             assert weights.grad is not None
-            lr = optimizer.param_groups[0]["lr"] = rate(progress)
+            lr = task.lr * rate_factor(task.lr_schedule, progress, task.warmup_epochs / epochs)
+            optimizer.param_groups[0]["lr"] = lr
             if task.weight_step == "proximal":
                 weights.grad = proximal(weights.grad, lr, math.log(task.tau) + tables.log_exponential_part(scores))
             if clip is not None:

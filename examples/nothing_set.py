@@ -25,7 +25,7 @@ from reproduce_dro_table import CELLS, all_runs, optimum
 from resumable import read_rows, run_missing
 
 GLYPHS = "glyphs"
-METHOD = "SCENT default"
+METHOD = compare_xc.DEFAULT
 
 
 def run_glyphs(seed: int, epochs: int, path: str) -> list[dict[str, Any]]:

@@ -110,7 +110,7 @@ def optimum(folder: Path) -> float:
     return float(found.fun)
 
 
-def run(folder: str, method: str, seed: int, epochs: int, lr: float | None = None) -> list[dict[str, Any]]:
+def run(folder: str, method: str, seed: int, epochs: int, lr: float) -> list[dict[str, Any]]:
     """Train once; the exact cross-entropy of the training rows at the end."""
     silent_process(seed)
     data = FeatureDataModule(folder, batch_size=BATCH)

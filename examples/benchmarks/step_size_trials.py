@@ -34,7 +34,7 @@ from compare_xc import fixed_rows
 from reproduce_dro_table import CELLS, TUNED, data_module, least_objective, temperature, training_rows
 
 from scent_lightning.functional import lambert_w
-from scent_lightning.modules.class_sampled_linear import OWN_CLASS_COMES_IN
+from scent_lightning.modules.class_sampled_linear import log_weight_of_own_class
 from scent_lightning.updates.auto import AutoConstants, AutoStepSize
 from scent_lightning.updates.windows import FEW_ANCHORS, WindowSums
 
@@ -402,7 +402,7 @@ def classification(features: Tensor, labels: Tensor, setting: Setting, rules: li
             largest = scores.amax(dim=2, keepdim=True)
             exponentials = (scores - largest).exp_()
             others = largest.squeeze(2).double() + (exponentials.sum(dim=2).double() / number).log()
-            log_own = -(1 + OWN_CLASS_COMES_IN * (1 - step / steps)) * math.log(classes - 1)
+            log_own = log_weight_of_own_class(classes, step / steps)
             log_mean = torch.where(gradual, torch.logaddexp(others, torch.full_like(others, log_own)), others)
             moved = sizes.step(nu[anchors].view(index.shape).double(), log_mean, index, step / steps)
             nu[anchors] = moved.flatten().float()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, cast, get_args
+from typing import Literal, cast, get_args, overload
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,25 @@ OwnClass = bool | Literal["gradual"]
 # By how many powers of K − 1 the own class of a row of a rare class counts too little at the start of a run. With more,
 # many classes that are apart end lower, and classes that overlap higher.
 OWN_CLASS_COMES_IN = 3.0
+
+
+@overload
+def log_weight_of_own_class(num_classes: int, progress: float = 1.0, rarity: float = 1.0) -> float: ...
+@overload
+def log_weight_of_own_class(num_classes: int, progress: float, rarity: Tensor) -> Tensor: ...
+def log_weight_of_own_class(num_classes: int, progress: float = 1.0, rarity: float | Tensor = 1.0) -> float | Tensor:
+    """Log ε of the own class that comes in gradually, see :class:`ClassSampledLinear`.
+
+    Args:
+        num_classes: number of classes K.
+        progress: fraction of the run that is done, in [0, 1].
+        rarity: of the rows' classes, see :meth:`ClassFrequencies.rarity`.
+
+    Returns:
+        A number, or one for each row, in the shape of ``rarity``; −log(K − 1) at the end of the run.
+    """
+    log_others = math.log(num_classes - 1)
+    return rarity * (-OWN_CLASS_COMES_IN * (1 - progress) * log_others) - log_others
 
 
 class ClassSampledLinear(nn.Module):
@@ -237,11 +256,10 @@ class ClassSampledLinear(nn.Module):
         """
         if not self.include_target:
             return samples
-        log_others = math.log(self.num_classes - 1)
         if self.include_target != "gradual" or self.progress == 1:
-            return samples.plus_constant(-log_others)
-        powers = OWN_CLASS_COMES_IN * (1 - self.progress)
-        return samples.plus_constant(self.frequencies.rarity(labels).mul(-powers * log_others).sub_(log_others))
+            return samples.plus_constant(log_weight_of_own_class(self.num_classes))
+        rarity = self.frequencies.rarity(labels)
+        return samples.plus_constant(log_weight_of_own_class(self.num_classes, self.progress, rarity))
 
     def _exponentials(self, features: Tensor, labels: Tensor, all_labels: Tensor | None = None) -> Exponentials | None:
         """Exponentials of the scores against in-batch negatives; None where there is no negative."""

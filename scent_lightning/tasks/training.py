@@ -72,18 +72,29 @@ def scheduled_optimizer(trainer: L.Trainer, optimizer: Optimizer, lr_schedule: s
     if lr_schedule == "constant" and warmup_epochs == 0:
         return optimizer
     run_length(trainer, f"lr_schedule {lr_schedule!r}" if lr_schedule != "constant" else "warmup_epochs")
-    fall = _SCHEDULES[lr_schedule]
-    decades = _DECADES if lr_schedule == "geometric" else _WARMUP_DECADES
 
     def factor(progress: float, step: int) -> float:
-        if warmup_epochs == 0:
-            return fall(progress)
-        warmup = min(warmup_epochs * epoch_share(trainer), _LONGEST_WARMUP)
-        rise = 10 ** (-decades * (1 - progress / warmup)) if progress < warmup else 1.0
-        return rise * fall(progress)
+        warmup = warmup_epochs * epoch_share(trainer) if warmup_epochs else 0.0
+        return rate_factor(lr_schedule, progress, warmup)
 
     scheduler = ProgressLR(optimizer, factor, trainer)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def rate_factor(lr_schedule: str, progress: float, warmup: float = 0.0) -> float:
+    """What a schedule multiplies the learning rate by; see :func:`scheduled_optimizer`.
+
+    Args:
+        lr_schedule: one of :data:`LearningRateSchedule`.
+        progress: fraction of the run that is done, in [0, 1].
+        warmup: fraction of the run in which the rate rises; more than a fifth counts as a fifth.
+    """
+    warmup = min(warmup, _LONGEST_WARMUP)
+    fall = _SCHEDULES[lr_schedule](progress)
+    if progress >= warmup:
+        return fall
+    decades = _DECADES if lr_schedule == "geometric" else _WARMUP_DECADES
+    return 10 ** (-decades * (1 - progress / warmup)) * fall
 
 
 def run_length(trainer: L.Trainer, what: str) -> float:
