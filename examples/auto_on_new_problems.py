@@ -6,9 +6,9 @@ a cosine) and ``log_alpha: auto`` run at every learning rate of a grid, all in t
 examples/benchmarks/step_size_trials.py. "By hand" is the lowest of its hundred or more, chosen with the very seeds that
 it is shown for; all these take gradient steps for the weights. "By hand, either step" is chosen among twice as many,
 with the proximal step, too. "Nothing set" is auto with the proximal step at the learning rate and schedule that the
-kind of problem has when none is given.
+kind of problem has when none is given, "lr auto" the same with a learning rate that is found.
 
-Printed is, mean of the seeds, each but the last at its best learning rate: the gap to the optimum in percent (for
+Printed is, mean of the seeds, each but the last two at its best learning rate: the gap to the optimum in percent (for
 partial AUC, of the gap at the start), or for classification the exact cross-entropy over all training rows. What is
 done is kept in the folder --out, a CSV file of the runs, and not done again.
 
@@ -42,6 +42,7 @@ from sklearn.preprocessing import StandardScaler
 
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 from step_size_trials import (
+    AUTO_LR,
     NOTHING_SET,
     Rule,
     Setting,
@@ -163,6 +164,7 @@ COLUMNS = {
     "by hand, either step": ("by hand", "by hand, proximal"),
     "auto": ("auto",),
     "nothing set": ("nothing set",),
+    "lr auto": ("lr auto",),
 }
 
 
@@ -214,7 +216,11 @@ def run(name: str, lr: float, epochs: int, wanted: list[tuple[str, int]]) -> lis
     """The methods and seeds that are wanted at a learning rate, all at once."""
     silent_process(0)
     problem, best = PROBLEMS[name], optimum(name)
-    known = [*rules(problem.kind, best / problem.tau), ("nothing set", "", problem.nothing_set)]
+    known = [
+        *rules(problem.kind, best / problem.tau),
+        ("nothing set", "", problem.nothing_set),
+        ("lr auto", "", AUTO_LR[problem.kind]),
+    ]
     tried = [(row, seed) for row in known for seed in sorted({seed for _, seed in wanted}) if (row[0], seed) in wanted]
     values = trial(name, best, lr, epochs, [replace(rule, seed=seed) for (_, _, rule), seed in tried])
     return [
@@ -233,7 +239,7 @@ def missing(names: list[str], seeds: list[int], epochs: dict[str, int], file: Pa
         own = problem.nothing_set.rate
         assert own is not None
         todo: dict[float, list[tuple[str, int]]] = {}
-        for lr, method in [*itertools.product(problem.rates, searched), (own, "nothing set")]:
+        for lr, method in [*itertools.product(problem.rates, searched), (own, "nothing set"), (own, "lr auto")]:
             for seed in seeds:
                 if (name, lr, epochs[name], method, seed) not in done:
                     todo.setdefault(lr, []).append((method, seed))

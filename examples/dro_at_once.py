@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from scent_lightning.data import TabularRegressionDataModule
 from scent_lightning.data.batch_sampler import ShuffledBatchSampler
 from scent_lightning.duals import DualDivergenceError, DualUpdate, DualVariable
-from scent_lightning.functional import log_mean_exp, proximal_scale
+from scent_lightning.duals.auto_rate import AutoRate
+from scent_lightning.functional import lambert_w, log_mean_exp
 from scent_lightning.tasks import DRORegressionTask
 from scent_lightning.tasks.training import rate_factor
 
@@ -74,10 +75,43 @@ class Tables:
         return (update.objective(nu, scores) + 1 - nu).log()
 
 
-def proximal(gradient: Tensor, lr: float, log_part: Tensor) -> Tensor:
-    """Gradients of the runs, shape ``(R, D)``, multiplied by W(a)/a; ``log_part`` is log cE of each, shape ``(R,)``."""
-    size = gradient.double().norm(dim=1)
-    return gradient * proximal_scale(math.log(lr) + 2 * size.log() - log_part, from_log=True).unsqueeze(1).to(gradient)
+class Rates:
+    """The learning rate of each run: of a schedule, or found.
+
+    Args:
+        task: says how it is trained.
+        runs: how many.
+        epoch: an epoch as a fraction of the run.
+    """
+
+    def __init__(self, task: DRORegressionTask, runs: int, epoch: float) -> None:
+        self.task, self.warmup = task, task.warmup_epochs * epoch
+        self.found = [AutoRate(*task.auto_lr) for _ in range(runs)] if task.finds_lr else []
+        self.runs = runs
+
+    def at(self, progress: float) -> Tensor:
+        """The rates of the step at ``progress``, shape ``(R,)``, in float64."""
+        if self.found:
+            return torch.tensor([rate.at(progress) for rate in self.found], dtype=torch.float64)
+        lr = self.task.lr * rate_factor(self.task.lr_schedule, progress, self.warmup)
+        return torch.full((self.runs,), lr, dtype=torch.float64)
+
+    def observe(self, decreases: Tensor, progress: float) -> None:
+        """Take in a step: W(a) of the runs, shape ``(R,)``."""
+        if self.found:
+            for rate, decrease in zip(self.found, decreases.tolist(), strict=True):
+                rate.observe(decrease, progress)
+
+
+def decreases(gradient: Tensor, lr: Tensor, log_part: Tensor) -> Tensor:
+    """W(a) of the runs, shape ``(R,)``, in float64: the proximal step multiplies gradients by exp(−W(a)).
+
+    Args:
+        gradient: shape ``(R, D)``.
+        lr: learning rates, shape ``(R,)``.
+        log_part: log cE, shape ``(R,)``.
+    """
+    return lambert_w(lr.log() + 2 * gradient.double().norm(dim=1).log() - log_part, from_log=True)
 
 
 def train(
@@ -99,7 +133,8 @@ def train(
     start = torch.cat([linear.weight.detach().flatten(), linear.bias.detach()])
     rows = torch.cat([features, torch.ones(len(features), 1)], dim=1)
     weights = nn.Parameter(start.repeat(len(seeds), 1))
-    optimizer = torch.optim.SGD([weights], lr=1.0, momentum=task.momentum, nesterov=task.nesterov)
+    sums = torch.zeros_like(weights)
+    rates = Rates(task, len(seeds), 1 / epochs)
     tables = Tables(cast(DualVariable, task.duals["nu"]).update, len(seeds), 1 / epochs)
     samplers = [ShuffledBatchSampler(len(rows), data.batch_size, seed=seed) for seed in seeds]
     steps, step = epochs * len(samplers[0]), 0
@@ -109,18 +144,21 @@ def train(
             progress = step / steps
             residual = torch.bmm(rows[chosen], weights.unsqueeze(2)).squeeze(2) - target[chosen]
             scores = residual.square() / task.tau
-            optimizer.zero_grad()
+            weights.grad = None
             (task.tau * tables.risk(scores, progress)).backward()  # type: ignore[no-untyped-call]
             if not len(tables.alive):
                 return [math.inf] * len(seeds)
             assert weights.grad is not None
-            lr = task.lr * rate_factor(task.lr_schedule, progress, task.warmup_epochs / epochs)
-            optimizer.param_groups[0]["lr"] = lr
+            gradient, lr = weights.grad, rates.at(progress)
             if task.weight_step == "proximal":
-                weights.grad = proximal(weights.grad, lr, math.log(task.tau) + tables.log_exponential_part(scores))
+                less = decreases(gradient, lr, math.log(task.tau) + tables.log_exponential_part(scores))
+                rates.observe(less, (step + 1) / steps)
+                gradient = gradient * (-less).exp().unsqueeze(1).to(gradient)
             if clip is not None:
-                weights.grad *= (clip / (weights.grad.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
-            optimizer.step()
+                gradient = gradient * (clip / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
+            sums = task.momentum * sums + gradient
+            moves = gradient + task.momentum * sums if task.nesterov else sums
+            weights = nn.Parameter(weights.detach() - lr.unsqueeze(1).to(weights) * moves)
             step += 1
     losses = (weights.detach().double() @ rows.double().T - target.double()).square()
     objectives = task.tau * log_mean_exp(losses / task.tau)

@@ -5,8 +5,9 @@ SGD with momentum from least squares, batches of 100. All take the published lea
 2026, table of hyperparameters for KL-regularised DRO) except where SETTINGS says otherwise. ASGD is not in the
 published table, because it overflows; it takes the settings of softplus ASGD. "clip" after a method's name adds the
 gradient clipping of TUNED, "proximal" the proximal step for the weights. SCENT has three rows of its own: "SCENT" as
-published, "SCENT tuned" with all of TUNED, and "SCENT default", which is given nothing but the temperature. The problem
-is convex: the optimum is found by Newton's method in float64.
+published, "SCENT tuned" with all of TUNED, and "SCENT default", which is given nothing but the temperature ("SCENT auto
+lr" is the same with a learning rate that is found). The problem is convex: the optimum is found by Newton's method in
+float64.
 
 All seeds of a row are trained at once, in one tensor, as the Trainer would train each (examples/dro_at_once.py);
 --trainer has it train them, in ten times the time. Results go to a CSV file, a run a line, as they come; runs that are
@@ -35,7 +36,11 @@ from scent_lightning.figures import look_of, new_figure, note, save, style
 from scent_lightning.tasks import DRORegressionTask
 
 OTHERS = ("BSGD", "ASGD", "SoftplusASGD", "UMax", "SOX")
-MORE = ("SCENT auto", *(f"{method} {added}" for added in ("clip", "proximal") for method in (*OTHERS, "SCENT")))
+MORE = (
+    "SCENT auto",
+    "SCENT auto lr",
+    *(f"{method} {added}" for added in ("clip", "proximal") for method in (*OTHERS, "SCENT")),
+)
 VARIANTS: dict[str, dict[str, Any]] = {
     "SCENT tuned": {"marker": "*", "markersize": 7},
     "SCENT default": {"marker": "p", "markersize": 5},
@@ -92,12 +97,13 @@ FAR = 100  # times the optimum: a run that ends above it has diverged, whether i
 def settings(cell: str, method: str) -> tuple[dict[str, Any], dict[str, Any], float | None]:
     """What is set of the task, the dual update, and the largest gradient norm (None: any) of a run.
 
-    "SCENT auto" is "SCENT tuned" with a step size of ν that is found.
+    "SCENT auto" is "SCENT tuned" with a step size of ν that is found, and "SCENT auto lr" is "SCENT default" with a
+    learning rate that is found.
     """
     name, _, added = method.partition(" ")
     tuned_lr, clip, tuned = TUNED[cell]
-    if added == "default":
-        return {}, {"class_path": name}, None
+    if added in ("default", "auto lr"):
+        return {} if added == "default" else {"lr": "auto"}, {"class_path": name}, None
     if added in ("tuned", "auto"):
         arguments = tuned if added == "tuned" else {"log_alpha": "auto"}
         return {"lr": tuned_lr, **GRADIENT}, {"class_path": name, "init_args": arguments}, clip

@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from scent_lightning.errors import InputError
 from scent_lightning.private_api import schedule_state, set_last_rates
 
 Factor: TypeAlias = Callable[[float, int], float]
 
-__all__ = ["ProgressLR", "check_progress", "epoch_share", "run_progress"]
+__all__ = ["ProgressLR", "check_progress", "epoch_share", "run_length", "run_progress"]
 
 
 def run_progress(trainer: L.Trainer) -> float | None:
@@ -58,6 +59,18 @@ def epoch_share(trainer: L.Trainer) -> float:
     if steps > 0 and 0 < batches < math.inf:
         share = max(share, math.ceil(batches / trainer.accumulate_grad_batches) / steps)
     return share
+
+
+def run_length(trainer: L.Trainer, what: str) -> float:
+    """Optimiser steps of the run, infinity where only the clock ends it.
+
+    Raises:
+        InputError: a run without an end, which ``what`` needs.
+    """
+    steps = trainer.estimated_stepping_batches
+    if steps == math.inf and run_progress(trainer) is None:
+        raise InputError(f"{what} needs to know how long the run is: set trainer.max_epochs")
+    return steps
 
 
 def _of_time(trainer: L.Trainer, timer: Timer) -> float:

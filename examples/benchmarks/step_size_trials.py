@@ -33,8 +33,10 @@ from compare_xc import SETTINGS as XC_SETTINGS
 from compare_xc import fixed_rows
 from reproduce_dro_table import CELLS, TUNED, data_module, least_objective, temperature, training_rows
 
+from scent_lightning.duals.auto_rate import AutoRate, Fall
 from scent_lightning.functional import lambert_w
 from scent_lightning.modules.class_sampled_linear import log_weight_of_own_class
+from scent_lightning.tasks import BaseTask, DRORegressionTask, ExtremeClassificationTask, PartialAUCTask
 from scent_lightning.updates.auto import AutoConstants, AutoStepSize
 from scent_lightning.updates.windows import FEW_ANCHORS, WindowSums
 
@@ -66,6 +68,7 @@ class Rule:
         clip: whether the gradient is clipped as the problem has it.
         proximal: whether the step for the weights is the proximal one, in the exponential part of the loss.
         gradual: whether the own class of a classification comes into the sum over the run; else it is never there.
+        auto_lr: find the learning rate, as in the package, with this limit and fall; None: it is given.
         seed: of the batches.
     """
 
@@ -85,6 +88,7 @@ class Rule:
     clip: bool = True
     proximal: bool = False
     gradual: bool = False
+    auto_lr: tuple[float, Fall] | None = None
     seed: int = 0
 
     def auto(self, anchors: int, epoch: float) -> AutoStepSize:
@@ -197,6 +201,8 @@ class WeightSteps:
         self.rising = max(rule.warmup for rule in rules) * epoch
         self.proximal = column([rule.proximal for rule in rules]) > 0
         self.clip = column([rule.clip for rule in rules]) > 0
+        self.found = {i: AutoRate(*rule.auto_lr) for i, rule in enumerate(rules) if rule.auto_lr is not None}
+        self.places = torch.tensor(list(self.found), dtype=torch.int64, device=device)
 
     def rates(self, progress: float) -> Tensor:
         """The learning rate of each run now, shape ``(R,)``."""
@@ -204,7 +210,10 @@ class WeightSteps:
         if progress < self.rising:
             risen = torch.where(progress < self.warmup, progress / self.warmup, 1.0)
             factor = factor * 10 ** (self.decades.nan_to_num(RISE) * (risen - 1))
-        return self.lr * factor
+        rates = self.lr * factor
+        if self.found:
+            rates[self.places] = rates.new_tensor([rate.at(progress) for rate in self.found.values()])
+        return rates
 
     def scaled(self, gradient: Tensor, log_part: Tensor, progress: float, log_c: float = 0.0) -> Tensor:
         """The gradients of the runs with a proximal step multiplied by W(a)/a, shape ``(R, …)``.
@@ -221,9 +230,16 @@ class WeightSteps:
         largest = flat.abs().amax(dim=1).clamp(min=torch.finfo(flat.dtype).tiny).double()
         log_norm = (flat / largest.unsqueeze(1).to(flat)).norm(dim=1).double().log() + largest.log()
         log_a = self.rates(progress).log() + 2 * log_norm - log_mean_exp(log_part) - log_c
-        half = (lambert_w(log_a, from_log=True) / -2).exp()
+        decrease = lambert_w(log_a, from_log=True)
+        half = (decrease / -2).exp()
         half = torch.where(self.proximal, half, 1.0).view(-1, *[1] * (gradient.ndim - 1)).to(gradient)
+        self.decreases = decrease.tolist()
         return gradient * half * half
+
+    def observe(self, progress: float) -> None:
+        """Rates that are found take in the step that was scaled last; ``progress`` is what is done with it."""
+        for i, rate in self.found.items():
+            rate.observe(self.decreases[i], progress)
 
     def clipped(self, gradient: Tensor, norm: float | None) -> Tensor:
         """Of no larger norm, where the rule has it so."""
@@ -300,6 +316,7 @@ def regression(
             momentum = 0.9 * momentum + gradient
             weights = weights - weight_steps.rates(step / steps).unsqueeze(1) * (gradient + 0.9 * momentum)
             step += 1
+            weight_steps.observe(step / steps)
     return (tau * log_mean_exp((weights @ rows.T - target).square() / tau)).tolist()
 
 
@@ -345,6 +362,7 @@ def partial_auc(
         gradient = weight_steps.scaled(gradient.squeeze(1), log_mean - moved, step / steps, math.log(tau))
         momentum = 0.9 * momentum + gradient
         weights = weights - weight_steps.rates(step / steps).unsqueeze(1) * momentum
+        weight_steps.observe((step + 1) / steps)
     return weights
 
 
@@ -415,6 +433,7 @@ def classification(features: Tensor, labels: Tensor, setting: Setting, rules: li
             moves *= -weight_steps.rates(step / steps).to(moves).view(-1, 1, 1)
             weights.index_add_(0, places, moves.view(-1, width))
             step += 1
+            weight_steps.observe(step / steps)
     return weights.view(runs, classes, width)
 
 
@@ -473,6 +492,13 @@ NOTHING_SET = {
     "partial AUC": Rule(proximal=True, rate=1e-3),
     "classification": Rule(proximal=True, rate=1.0, gradual=True),
 }
+# The same with a learning rate that is found, as the task of the kind has it.
+TASKS: dict[str, type[BaseTask]] = {
+    "regression": DRORegressionTask,
+    "partial AUC": PartialAUCTask,
+    "classification": ExtremeClassificationTask,
+}
+AUTO_LR = {kind: replace(rule, auto_lr=TASKS[kind].auto_lr) for kind, rule in NOTHING_SET.items()}
 GLYPH_CLASSES = 20_902
 RULES: dict[str, Rule | Callable[[Rule], Rule]] = {
     "BSGD": Rule(math.inf),
@@ -520,7 +546,7 @@ def main() -> None:
         own = NOTHING_SET[kind(problem)]
         if problem == GLYPHS:
             own = replace(own, rate=GLYPH_CLASSES * (own.rate or 0.0))
-        named = {"by hand": hand, "nothing set": own}
+        named = {"by hand": hand, "nothing set": own, "nothing set, lr auto": AUTO_LR[kind(problem)]}
         named |= {name: rule(hand) if callable(rule) else rule for name, rule in RULES.items()}
         named = {name: rule for name, rule in named.items() if any(word in name for word in arguments.rules)}
         runs = [replace(rule, seed=seed) for rule in named.values() for seed in arguments.seeds]

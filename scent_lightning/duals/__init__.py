@@ -1,5 +1,6 @@
 """Dual variables: the tables of ν, what moves them, and the mixin that puts them into a LightningModule."""
 
+from scent_lightning.duals.auto_rate import AutoLR
 from scent_lightning.duals.contrastive import ContrastiveSamples
 from scent_lightning.duals.mixin import DualVariableMixin
 from scent_lightning.duals.samples import DenseScores, Exponentials, Moments, Samples
@@ -24,6 +25,7 @@ __all__ = [
     "MSVR",
     "SCENT",
     "SOX",
+    "AutoLR",
     "ContrastiveSamples",
     "DenseScores",
     "DualDivergenceError",

@@ -15,16 +15,19 @@ from torchmetrics import Metric, MetricCollection
 
 from scent_lightning import distributed
 from scent_lightning.compiling import outside_graphs
-from scent_lightning.duals import DualVariableMixin
+from scent_lightning.duals import AutoLR, DualVariableMixin
+from scent_lightning.duals.auto_rate import Fall
 from scent_lightning.duals.weight_step import WeightStepRule, checked_weight_step
 from scent_lightning.optim import check_sgd
 from scent_lightning.private_api import trainer_of
 from scent_lightning.random_state import seed_of
 from scent_lightning.tasks.batches import random_half, three_parts
 from scent_lightning.tasks.training import (
+    GivenRate,
     LearningRate,
     LearningRateSchedule,
     TrainLossMixin,
+    check_auto,
     check_trains,
     scheduled_optimizer,
 )
@@ -46,7 +49,8 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
     ``val/…`` and ``test/…``.
 
     Args:
-        lr: learning rate of SGD, above 0; None: the task's own for its ``weight_step``, see :attr:`learning_rates`.
+        lr: learning rate of SGD, above 0; "auto" finds it during the run, see :mod:`scent_lightning.duals.auto_rate`;
+            None: the task's own for its ``weight_step``, see :attr:`learning_rates`.
         momentum: momentum of SGD, in [0, 1).
         weight_decay: L2 penalty of SGD, at least 0.
         nesterov: Nesterov's form of the momentum; without momentum of no effect.
@@ -97,10 +101,12 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
         "proximal": LearningRate(0.1),
         "gradient": LearningRate(0.1),
     }
+    #: For ``lr`` "auto", the mean of W(a) at which the rate stops rising, in nats, and how it falls from there.
+    auto_lr: ClassVar[tuple[float, Fall]] = (0.005, "cosine")
 
     def __init__(
         self,
-        lr: float | None = None,
+        lr: GivenRate = None,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
@@ -111,6 +117,10 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
     ) -> None:
         super().__init__()
         self.weight_step = checked_weight_step(weight_step)
+        self.finds_lr = isinstance(lr, str)
+        if isinstance(lr, str):
+            check_auto(lr, optimizer, lr_schedule, weight_step, warmup_epochs)
+            lr, lr_schedule, warmup_epochs = 1.0, "constant", 0.0  # times what is found
         default = self.learning_rates["gradient" if optimizer is not None else weight_step]
         self.lr, self.lr_schedule, self.warmup_epochs = default.given(lr, lr_schedule, warmup_epochs)
         check_sgd(self.lr, momentum, weight_decay)
@@ -252,6 +262,9 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
         Args:
             optimizer: the one of this run.
         """
+        if self.finds_lr:
+            scheduler = AutoLR(optimizer, self, *self.auto_lr)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
         return scheduled_optimizer(self.trainer, optimizer, self.lr_schedule, self.warmup_epochs)
 
     def configure_optimizers(self) -> Any:

@@ -25,7 +25,7 @@ from scent_lightning.private_api import trainer_of
 from scent_lightning.tasks.base import BaseTask
 from scent_lightning.tasks.batches import check_rows, three_parts
 from scent_lightning.tasks.temperature import TemperatureOfRows
-from scent_lightning.tasks.training import LearningRate, LearningRateSchedule
+from scent_lightning.tasks.training import GivenRate, LearningRate, LearningRateSchedule
 from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
 __all__ = ["DRORegressionTask"]
@@ -60,7 +60,7 @@ class DRORegressionTask(BaseTask):
         network: maps features ``(B, d)`` to predictions ``(B,)`` or ``(B, 1)``; None is a linear model with intercept.
         initial: where the linear model starts: "least_squares" (on the training rows) or "zeros". A network starts as
             it is.
-        lr: learning rate of SGD, above 0; None: 0.01 with the proximal step, else 1e-5.
+        lr: learning rate of SGD, above 0; "auto" finds it during the run; None: 0.01 with the proximal step, else 1e-5.
         momentum: momentum of SGD, in [0, 1).
         nesterov: Nesterov's form of the momentum.
         weight_decay: L2 penalty of SGD, at least 0.
@@ -95,6 +95,7 @@ class DRORegressionTask(BaseTask):
         "proximal": LearningRate(0.01, "geometric", 1.0),
         "gradient": LearningRate(1e-5),
     }
+    auto_lr = (0.2, "geometric")
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class DRORegressionTask(BaseTask):
         huber_delta: float = 1.0,
         network: nn.Module | None = None,
         initial: Initial = "least_squares",
-        lr: float | None = None,
+        lr: GivenRate = None,
         momentum: float = 0.9,
         nesterov: bool = True,
         weight_decay: float = 0.0,

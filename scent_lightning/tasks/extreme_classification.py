@@ -29,7 +29,7 @@ from scent_lightning.optim import RowSparseSGD
 from scent_lightning.private_api import trainer_of
 from scent_lightning.tasks.batches import check_range, class_numbers, random_half, some_columns, three_parts
 from scent_lightning.tasks.row_sparse import RowSparseTask
-from scent_lightning.tasks.training import LearningRate, LearningRateSchedule
+from scent_lightning.tasks.training import GivenRate, LearningRate, LearningRateSchedule
 from scent_lightning.validation import checked_integer
 
 __all__ = ["ExtremeClassificationTask"]
@@ -89,7 +89,8 @@ class ExtremeClassificationTask(RowSparseTask):
         normalize: scale features and class weights to unit norm.
         scale: multiplies the scores, above 0.
         backbone: maps the batch's inputs to features ``(B, D)``; None takes the inputs as they are.
-        lr: learning rate of SGD, above 0; None: 1 for each class with the proximal step, else 1.
+        lr: learning rate of SGD, above 0; "auto" finds it during the run; None: 1 for each class with the proximal
+            step, else 1.
         momentum: momentum of SGD, in [0, 1); lazy on class weights, see :class:`~scent_lightning.optim.RowSparseSGD`.
         weight_decay: L2 penalty of SGD, at least 0; on the class weights that are touched.
         optimizer: another optimiser by class path, with its own settings; it must take sparse gradients
@@ -127,6 +128,7 @@ class ExtremeClassificationTask(RowSparseTask):
         "proximal": LearningRate(1.0),  # for each class
         "gradient": LearningRate(1.0),
     }
+    auto_lr = (3.0, "cosine")
 
     def __init__(
         self,
@@ -139,7 +141,7 @@ class ExtremeClassificationTask(RowSparseTask):
         normalize: bool = False,
         scale: float = 1.0,
         backbone: nn.Module | None = None,
-        lr: float | None = None,
+        lr: GivenRate = None,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         optimizer: OptimizerCallable | None = None,

@@ -22,7 +22,7 @@ from scent_lightning.modules.class_sampled_linear import Correction, Negatives
 from scent_lightning.modules.hard_negatives import HardNegatives, first_but, read_hard_negatives
 from scent_lightning.modules.several_answers import Answers, answer_scores, cross_entropy_and_most_probable
 from scent_lightning.tasks.extreme_classification import ExtremeClassificationTask
-from scent_lightning.tasks.training import LearningRateSchedule
+from scent_lightning.tasks.training import GivenRate, LearningRateSchedule
 from scent_lightning.validation import checked_integer, checked_number
 
 __all__ = ["MultiLabelTask"]
@@ -66,7 +66,8 @@ class MultiLabelTask(ExtremeClassificationTask):
         ks: numbers of classes k that the metrics look at.
         propensity_a: A of the labels' propensities, above 0, see :func:`~scent_lightning.metrics.label_propensities`.
         propensity_b: B of the labels' propensities, above 0.
-        lr: learning rate of SGD, above 0; None: 1 for each class with the proximal step, else 1.
+        lr: learning rate of SGD, above 0; "auto" finds it during the run; None: 1 for each class with the proximal
+            step, else 1.
         momentum: momentum of SGD, in [0, 1).
         weight_decay: L2 penalty of SGD, at least 0; on the class weights that are touched.
         optimizer: another optimiser by class path, with its own settings, in place of SGD; None: SGD.
@@ -112,7 +113,7 @@ class MultiLabelTask(ExtremeClassificationTask):
         ks: Sequence[int] = (1, 3, 5),
         propensity_a: float = 0.55,
         propensity_b: float = 1.5,
-        lr: float | None = None,
+        lr: GivenRate = None,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         optimizer: OptimizerCallable | None = None,

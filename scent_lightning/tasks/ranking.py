@@ -16,7 +16,7 @@ from scent_lightning.functional import list_scores, log_mean_exp
 from scent_lightning.metrics import GradedNDCG, ListMRR
 from scent_lightning.metrics.ranking import Gain, gain_of
 from scent_lightning.tasks.base import BaseTask
-from scent_lightning.tasks.training import LearningRate, LearningRateSchedule
+from scent_lightning.tasks.training import GivenRate, LearningRate, LearningRateSchedule
 from scent_lightning.validation import checked_choice, checked_integer
 
 __all__ = ["RankingTask"]
@@ -50,7 +50,7 @@ class RankingTask(BaseTask):
         gain: what a document counts among the relevant ones of its list: "exponential", 2^relevance − 1, or "linear",
             the relevance.
         ks: numbers of documents k that NDCG@k looks at.
-        lr: learning rate of SGD, above 0; None: 0.1.
+        lr: learning rate of SGD, above 0; "auto" finds it during the run; None: 0.1.
         momentum: momentum of SGD, in [0, 1).
         nesterov: Nesterov's form of the momentum.
         weight_decay: L2 penalty of SGD, at least 0.
@@ -91,7 +91,7 @@ class RankingTask(BaseTask):
         network: nn.Module | None = None,
         gain: Gain = "exponential",
         ks: Sequence[int] = (1, 5, 10),
-        lr: float | None = None,
+        lr: GivenRate = None,
         momentum: float = 0.9,
         nesterov: bool = True,
         weight_decay: float = 0.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import lightning as L
 import torch
@@ -15,10 +15,11 @@ from torch.optim import Optimizer
 from scent_lightning.compiling import outside_graphs
 from scent_lightning.errors import InputError
 from scent_lightning.private_api import trainer_of
-from scent_lightning.progress import ProgressLR, epoch_share, run_progress
+from scent_lightning.progress import ProgressLR, epoch_share, run_length
 from scent_lightning.validation import checked_choice, checked_number
 
 LearningRateSchedule = Literal["cosine", "geometric", "constant", "step"]
+GivenRate: TypeAlias = float | Literal["auto"] | None
 _KEY = "scent_lightning_train_loss"
 # By how many powers of ten the geometric schedule falls, and by how many a warm-up before another one rises.
 _DECADES = 4.0
@@ -50,6 +51,17 @@ class LearningRate(NamedTuple):
         checked_choice("lr_schedule", found.schedule, get_args(LearningRateSchedule))
         checked_number("warmup_epochs", found.warmup_epochs, least=0)
         return found
+
+
+def check_auto(lr: str, optimizer: Any, lr_schedule: Any, weight_step: str, warmup_epochs: Any) -> None:
+    """Raise InputError unless a learning rate that is given as a word can be found with the other arguments."""
+    checked_choice("lr", lr, ("auto",))
+    if optimizer is not None or weight_step != "proximal":
+        got = f"weight_step {weight_step!r}" if optimizer is None else "another optimizer"
+        raise InputError(f"lr 'auto' needs the proximal steps of SGD, which say how large a rate may be; got {got}")
+    for name, given in (("lr_schedule", lr_schedule), ("warmup_epochs", warmup_epochs)):
+        if given is not None:
+            raise InputError(f"lr 'auto' rises and falls by a rule of its own: leave {name} out, got {given!r}")
 
 
 def check_trains(parameters: Iterable[Any], way_out: str) -> None:
@@ -95,18 +107,6 @@ def rate_factor(lr_schedule: str, progress: float, warmup: float = 0.0) -> float
         return fall
     decades = _DECADES if lr_schedule == "geometric" else _WARMUP_DECADES
     return 10 ** (-decades * (1 - progress / warmup)) * fall
-
-
-def run_length(trainer: L.Trainer, what: str) -> float:
-    """Optimiser steps of the run, infinity where only the clock ends it.
-
-    Raises:
-        InputError: a run without an end, which ``what`` needs.
-    """
-    steps = trainer.estimated_stepping_batches
-    if steps == math.inf and run_progress(trainer) is None:
-        raise InputError(f"{what} needs to know how long the run is: set trainer.max_epochs")
-    return steps
 
 
 def cosine(progress: float) -> float:

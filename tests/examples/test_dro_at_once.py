@@ -8,7 +8,8 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-# Each update, clipped and not, both weight steps, a step size that is found, and both schedules of the learning rate.
+# Each update, clipped and not, both weight steps, a step size that is found, both schedules of the learning rate, and
+# one that is found.
 METHODS = [
     ("BSGD", "abalone_tau1.0"),
     ("SoftplusASGD", "abalone_tau5.0"),
@@ -19,6 +20,7 @@ METHODS = [
     ("SCENT tuned", "abalone_tau5.0"),
     ("SCENT auto", "abalone_tau1.0"),
     ("SCENT default", "abalone_tau0.2"),
+    ("SCENT auto lr", "abalone_tau1.0"),
 ]
 
 
