@@ -76,6 +76,9 @@ class ExtremeClassificationTask(RowSparseTask):
     it logs the exact ``…/cross_entropy``, ``…/top1`` and ``…/top5`` over all K classes, in chunks of classes. None of
     these has the margin. ``predict`` gives the most probable classes.
 
+    Hard negatives, given or mined, are those of :class:`~scent_lightning.tasks.MultiLabelTask`, which takes rows of one
+    class as well.
+
     In a distributed run the class weights' sparse gradient is kept from DDP and exchanged row by row; in-batch
     negatives are the distinct labels of the whole batch, of all processes.
 
