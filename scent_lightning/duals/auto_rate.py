@@ -43,7 +43,7 @@ _MEASURING = 1e-30  # the rate of the first step
 _FIRST_A = 1e-4
 # By how much the root mean square of W(a) is above the mean where few steps are limited, and by many nats.
 _FAR = 5.0
-# As fractions of the run: in which the rate rises by a power of ten, and where it stops to rise in any case.
+# As fractions of the run from the first step: in which the rate rises by a power of ten, and where it stops.
 _WINDOW = 0.04
 _LATEST_TOP = 0.3
 
@@ -61,6 +61,7 @@ class AutoRate:
         mean_square: of W(a) over as much.
         top: logarithm of the largest rate; None while it rises.
         since: progress of the run at the top.
+        begun: progress of the run at the first step; None before. A run that had another rate until then may go on.
         progress: of the run at the latest step.
 
     Raises:
@@ -85,6 +86,7 @@ class AutoRate:
         self.mean = self.mean_square = 0.0
         self.top: float | None = None
         self.since = 0.0
+        self.begun: float | None = None
         self.progress = 0.0
 
     def observe(self, decrease: float | None, progress: float) -> None:
@@ -95,20 +97,24 @@ class AutoRate:
             progress: fraction of the run that is done with it, in [0, 1].
         """
         passed, self.progress = max(progress - self.progress, 0.0), progress
+        self.begun = progress if self.begun is None else self.begun
         if self.top is not None:
             return
         if self.log_rate is None:
             if decrease is not None and decrease > 0:
                 self.log_rate = math.log(_MEASURING) + math.log(_FIRST_A) - (math.log(decrease) + decrease)  # a = W e^W
             return
+        rest = max(1 - self.begun, 1e-9)
+        windows = passed / (_WINDOW * rest)
         if decrease is not None:
-            part = -math.expm1(-passed / _WINDOW)
+            part = -math.expm1(-windows)
             self.mean += part * (decrease - self.mean)
             self.mean_square += part * (decrease**2 - self.mean_square)
-        if max(self.mean, self.mean_square**0.5 / _FAR) > self.limit or progress > _LATEST_TOP:
+        limited = max(self.mean, self.mean_square**0.5 / _FAR) > self.limit
+        if limited or progress > self.begun + _LATEST_TOP * rest:
             self.top, self.since = self.log_rate, progress
         else:
-            self.log_rate += passed / _WINDOW * math.log(10)
+            self.log_rate += windows * math.log(10)
 
     def at(self, progress: float) -> float:
         """The rate of the next step.
@@ -176,9 +182,10 @@ class AutoLR(ProgressLR):
             step, rising = self._module.last_weight_step, self.found.top is None
             progress = run_progress(self.trainer) or 0.0
             self.found.observe(None if step is None else step.decrease, progress)
-            if self.found.log_rate is None and progress > _WINDOW:
+            since = progress - (self.found.begun or 0.0)
+            if self.found.log_rate is None and since > _WINDOW:
                 raise InputError(
-                    f"no learning rate was found: in {100 * progress:.0f} % of the run no loss with a gradient was "
+                    f"no learning rate was found: in {100 * since:.0f} % of the run no loss with a gradient was "
                     "made of entropic_risk"
                 )
             if rising and self.found.top is not None:
