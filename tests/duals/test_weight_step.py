@@ -247,7 +247,7 @@ def test_accumulation_is_one_large_batch():
     update = BSGD()
     parts = fit(Task(update=update), SoftmaxData(batch_size=4), accumulate_grad_batches=2)
     whole = fit(Task(update=update), SoftmaxData(batch_size=8))
-    assert parts.scales == pytest.approx(whole.scales, rel=1e-5)
+    assert parts.scales == pytest.approx(whole.scales, rel=1e-4)
     assert torch.allclose(parts.linear.weight, whole.linear.weight, rtol=1e-4, atol=1e-6)
 
 
