@@ -17,7 +17,18 @@ from scent_lightning.private_api import schedule_state, set_last_rates
 
 Factor: TypeAlias = Callable[[float, int], float]
 
-__all__ = ["ProgressLR", "check_progress", "epoch_share", "run_length", "run_progress"]
+__all__ = [
+    "DECADES",
+    "ProgressLR",
+    "check_progress",
+    "cosine",
+    "epoch_share",
+    "geometric",
+    "run_length",
+    "run_progress",
+]
+
+DECADES = 4.0  # powers of ten by which the geometric schedule falls
 
 
 def run_progress(trainer: L.Trainer) -> float | None:
@@ -88,6 +99,16 @@ def check_progress(progress: float) -> float:
     if isinstance(progress, bool) or not isinstance(progress, (int, float)) or not 0 <= progress <= 1:
         raise ValueError(f"progress must be a number in [0, 1], the fraction of the run that is done, got {progress!r}")
     return float(progress)
+
+
+def cosine(progress: float) -> float:
+    """From 1 to 0 over the run."""
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def geometric(progress: float) -> float:
+    """From 1 to a ten-thousandth over the run, by the same factor each step."""
+    return 10 ** (-DECADES * progress)
 
 
 class ProgressLR(LRScheduler):

@@ -233,7 +233,8 @@ class WeightSteps:
         decrease = lambert_w(log_a, from_log=True)
         half = (decrease / -2).exp()
         half = torch.where(self.proximal, half, 1.0).view(-1, *[1] * (gradient.ndim - 1)).to(gradient)
-        self.decreases = decrease.tolist()
+        if self.found:
+            self.decreases = decrease.tolist()
         return gradient * half * half
 
     def observe(self, progress: float) -> None:

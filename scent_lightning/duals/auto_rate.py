@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from scent_lightning.duals.weight_step import takes_proximal
 from scent_lightning.errors import InputError
-from scent_lightning.progress import ProgressLR, run_length, run_progress
+from scent_lightning.progress import ProgressLR, cosine, geometric, run_length, run_progress
 from scent_lightning.validation import checked_choice, checked_number
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ __all__ = ["AutoLR", "AutoRate", "Fall"]
 
 Fall = Literal["geometric", "cosine"]
 
-_DECADES = 4.0  # by which the geometric schedule falls
 _MEASURING = 1e-30  # the rate of the first step
 _FIRST_A = 1e-4
 # By how much the root mean square of W(a) is above the mean where few steps are limited, and by many nats.
@@ -125,9 +124,7 @@ class AutoRate:
         if self.top is None:
             return _MEASURING if self.log_rate is None else math.exp(self.log_rate)
         fallen = min(max((progress - self.since) / (1 - self.since), 0.0), 1.0)
-        if self.fall == "cosine":
-            return math.exp(self.top) * 0.5 * (1 + math.cos(math.pi * fallen))
-        return math.exp(self.top - _DECADES * math.log(10) * fallen)
+        return math.exp(self.top) * (cosine if self.fall == "cosine" else geometric)(fallen)
 
     def state_dict(self) -> dict[str, Any]:
         """What was found, as plain data."""

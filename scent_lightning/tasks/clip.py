@@ -19,10 +19,9 @@ from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import InputError
 from scent_lightning.metrics import RetrievalRecall
 from scent_lightning.modules.open_clip_model import build_model, read_architecture
-from scent_lightning.progress import ProgressLR, run_length
+from scent_lightning.progress import ProgressLR, cosine, run_length
 from scent_lightning.tasks.base import BaseTask
 from scent_lightning.tasks.batches import three_parts
-from scent_lightning.tasks.training import cosine
 from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
 __all__ = ["CLIPTask"]

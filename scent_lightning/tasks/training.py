@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -15,14 +14,13 @@ from torch.optim import Optimizer
 from scent_lightning.compiling import outside_graphs
 from scent_lightning.errors import InputError
 from scent_lightning.private_api import trainer_of
-from scent_lightning.progress import ProgressLR, epoch_share, run_length
+from scent_lightning.progress import DECADES, ProgressLR, cosine, epoch_share, geometric, run_length
 from scent_lightning.validation import checked_choice, checked_number
 
 LearningRateSchedule = Literal["cosine", "geometric", "constant", "step"]
 GivenRate: TypeAlias = float | Literal["auto"] | None
 _KEY = "scent_lightning_train_loss"
-# By how many powers of ten the geometric schedule falls, and by how many a warm-up before another one rises.
-_DECADES = 4.0
+# By how many powers of ten a warm-up before another schedule than the geometric one rises.
 _WARMUP_DECADES = 3.0
 # A fraction of the run.
 _LONGEST_WARMUP = 0.2
@@ -105,17 +103,8 @@ def rate_factor(lr_schedule: str, progress: float, warmup: float = 0.0) -> float
     fall = _SCHEDULES[lr_schedule](progress)
     if progress >= warmup:
         return fall
-    decades = _DECADES if lr_schedule == "geometric" else _WARMUP_DECADES
+    decades = DECADES if lr_schedule == "geometric" else _WARMUP_DECADES
     return 10 ** (-decades * (1 - progress / warmup)) * fall
-
-
-def cosine(progress: float) -> float:
-    """From 1 to 0 over the run."""
-    return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def _geometric(progress: float) -> float:
-    return 10 ** (-_DECADES * progress)
 
 
 def _thirds(progress: float) -> float:
@@ -128,7 +117,7 @@ def _constant(progress: float) -> float:
 
 _SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": cosine,
-    "geometric": _geometric,
+    "geometric": geometric,
     "step": _thirds,
     "constant": _constant,
 }
