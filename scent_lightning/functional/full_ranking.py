@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from scent_lightning.functional.log_mean_exp import at_least_float32
+from scent_lightning.functional.log_mean_exp import at_least_float32, log_sum_exp
 
-__all__ = ["Entries", "Top", "merged_top", "rank_among_all", "top_of_all"]
+__all__ = ["Entries", "RanksAmongAll", "Top", "TopAmongAll", "rank_among_all", "tiles", "top_of_all"]
 
 Chunks = Iterable[tuple[int, Tensor]]
+_TILE = 256, 1024  # rows and items: a few copies of so many scores stay in a core's cache
 
 
 class Entries(NamedTuple):
@@ -28,52 +29,121 @@ class Entries(NamedTuple):
         kept = ~torch.isin(key, other_keys)
         return Entries(self.rows[kept], self.items[kept])
 
+    def of_rows(self, rows: slice) -> Entries | None:
+        """Those of some rows, which count from 0; None where there is none."""
+        inside = (self.rows >= rows.start) & (self.rows < rows.stop)
+        return Entries(self.rows[inside] - rows.start, self.items[inside]) if bool(inside.any()) else None
+
     def between(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Those of the items from ``start`` to ``stop`` − 1, as places of the matrix of these items."""
         inside = (self.items >= start) & (self.items < stop)
         return self.rows[inside], self.items[inside] - start
 
 
-def rank_among_all(
-    queries: Tensor, chunks: Chunks, right: Entries, own: Tensor, left_out: Entries, scale: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """How many items come before each right one, and its softmax cross-entropy over all items.
+def tiles(rows: int, items: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
+    """Rows and items of the pieces of a matrix of scores that are worked on at a time: on a CPU such as a cache holds.
+
+    Args:
+        rows: of the matrix.
+        items: its columns.
+        device: where it is.
+    """
+    high, wide = _TILE if device.type == "cpu" else (max(rows, 1), max(items, 1))
+    for row in range(0, max(rows, 1), high):  # one without rows where there are none
+        for item in range(0, items, wide):
+            yield slice(row, min(row + high, rows)), slice(item, min(item + wide, items))
+
+
+class RanksAmongAll:
+    """Takes in the scores of all items, piece by piece: how many come before each right one, and the softmax.
 
     Of items of the same score the one of the lower number comes first.
 
     Args:
+        queries: how many.
+        right: the right items, V of them, in the order of their rows.
+        own: their scores, shape ``(V,)``, float32 or float64; −∞ where one is to come last.
+        left_out: items that are not ranked; they are in the softmax. None: no item is.
+    """
+
+    def __init__(self, queries: int, right: Entries, own: Tensor, left_out: Entries | None = None) -> None:
+        self.right, self.own, self.left_out = right, own, left_out
+        self._total = torch.full((queries,), -math.inf, dtype=own.dtype, device=own.device)
+        self._ranks = torch.zeros_like(right.items)
+        self._just_below = torch.nextafter(own, torch.full_like(own, -math.inf))
+        self._one_each = len(right.rows) == queries and bool((right.rows[1:] != right.rows[:-1]).all())
+        self._rows: slice | None = None
+
+    def add(self, rows: slice, start: int, scores: Tensor) -> None:
+        """Take in a piece.
+
+        Args:
+            rows: the queries, with their ends.
+            start: number of the first item.
+            scores: float32 or float64, shape ``(rows, m)``; may be overwritten.
+        """
+        if rows != self._rows:
+            self._turn_to(rows)
+        total = self._total[rows]
+        torch.logaddexp(total, log_sum_exp(scores), out=total)
+        stop = start + scores.shape[1]
+        if self._left_out is not None:
+            scores[self._left_out.between(start, stop)] = -math.inf
+        if not self._one_each:
+            scores = scores[self._right.rows]
+        places, own, items = self._places, self.own[self._places], self._right.items
+        # In a piece before the right item's, a score that equals its own comes first; in one after it, it does not.
+        found = _count_above(scores, torch.where(items >= stop, self._just_below[places], own))
+        inside = ((items >= start) & (items < stop)).nonzero().squeeze(1)
+        if len(inside):
+            found[inside] += _correction_within(scores[inside], own[inside].unsqueeze(1), items[inside] - start)
+        self._ranks[places] += found
+
+    def _turn_to(self, rows: slice) -> None:
+        """Find what belongs to the rows of a piece."""
+        self._rows = rows
+        if self._one_each:
+            self._places = rows
+        else:
+            first = torch.searchsorted(self.right.rows, torch.tensor([rows.start, rows.stop], device=self.own.device))
+            self._places = slice(*first.tolist())
+        self._right = Entries(self.right.rows[self._places] - rows.start, self.right.items[self._places])
+        self._left_out = None if self.left_out is None else self.left_out.of_rows(rows)
+
+    def found(self) -> tuple[Tensor, Tensor]:
+        """Ranks, shape ``(V,)``, int64, and softmax cross-entropies, shape ``(V,)``."""
+        return self._ranks, self._total[self.right.rows] - self.own
+
+
+def rank_among_all(
+    queries: Tensor, chunks: Chunks, right: Entries, own: Tensor, left_out: Entries | None = None, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """How many items come before each right one, and its softmax cross-entropy over all items.
+
+    Args:
         queries: vectors, shape ``(B, D)``.
         chunks: number of the first item and vectors ``(m, D)`` of the items, chunk by chunk.
-        right: the right items, V of them.
-        own: their scores, shape ``(V,)``; −∞ where one is to come last.
-        left_out: items that are not ranked; they are in the softmax.
+        right: as for :class:`RanksAmongAll`.
+        own: as for :class:`RanksAmongAll`.
+        left_out: as for :class:`RanksAmongAll`.
         scale: multiplies the scores.
 
     Returns:
         Ranks, shape ``(V,)``, int64, and cross-entropies, shape ``(V,)``.
 
     Example:
-        >>> right, nothing = Entries(torch.tensor([0]), torch.tensor([1])), Entries(*torch.zeros(2, 0).long())
+        >>> right = Entries(torch.tensor([0]), torch.tensor([1]))
         >>> items = torch.tensor([[3.0], [2.0], [1.0]])
-        >>> ranks, cross_entropy = rank_among_all(torch.ones(1, 1), [(0, items)], right, torch.tensor([2.0]), nothing)
+        >>> ranks, cross_entropy = rank_among_all(torch.ones(1, 1), [(0, items)], right, torch.tensor([2.0]))
         >>> ranks.tolist(), round(cross_entropy.item(), 4)
         ([1], 1.4076)
     """
-    total = torch.full((len(queries),), -math.inf, dtype=own.dtype, device=own.device)
-    ranks = torch.zeros_like(right.items)
-    just_below = torch.nextafter(own, torch.full_like(own, -math.inf))
-    one_each = len(right.rows) == len(queries) and bool((right.rows[1:] != right.rows[:-1]).all())
+    ranking = RanksAmongAll(len(queries), right, own, left_out)
     for start, vectors in chunks:
-        scores = at_least_float32(queries @ vectors.T) * scale
-        total = torch.logaddexp(total, torch.logsumexp(scores, dim=1))
-        stop = start + len(vectors)
-        scores[left_out.between(start, stop)] = -math.inf
-        compared = scores if one_each else scores[right.rows]
-        # In a chunk before the right item's, a score that equals its own comes first; in one after it, it does not.
-        ranks += _count_above(compared, torch.where(right.items >= stop, just_below, own))
-        inside = ((right.items >= start) & (right.items < stop)).nonzero().squeeze(1)
-        ranks[inside] += _correction_within(compared[inside], own[inside].unsqueeze(1), right.items[inside] - start)
-    return ranks, total[right.rows] - own
+        for rows, items in tiles(len(queries), len(vectors), queries.device):
+            scores = at_least_float32(queries[rows] @ vectors[items].T)
+            ranking.add(rows, start + items.start, scores if scale == 1 else scores.mul_(scale))
+    return ranking.found()
 
 
 def _count_above(scores: Tensor, threshold: Tensor) -> Tensor:
@@ -109,12 +179,15 @@ def top_of_all(queries: Tensor, chunks: Chunks, k: int, left_out: Entries, scale
         >>> [found.tolist() for found in top_of_all(torch.ones(1, 1), [(0, items)], 2, left_out)]
         [[[1, 2]], [[2.0, 1.0]]]
     """
-    best = None
+    top = TopAmongAll(k)
     for start, vectors in chunks:
-        scores = at_least_float32(queries @ vectors.T) * scale
-        scores[left_out.between(start, start + len(vectors))] = -math.inf
-        best = merged_top(best, scores, start, k)
-    assert best is not None
+        for rows, items in tiles(len(queries), len(vectors), queries.device):
+            scores = at_least_float32(queries[rows] @ vectors[items].T) * scale
+            first = start + items.start
+            if (here := left_out.of_rows(rows)) is not None:
+                scores[here.between(first, first + scores.shape[1])] = -math.inf
+            top.add(rows, first, scores)
+    best = top.found()
     return best.items.masked_fill(best.scores == -math.inf, -1), best.scores
 
 
@@ -125,19 +198,33 @@ class Top(NamedTuple):
     items: Tensor
 
 
-def merged_top(best: Top | None, scores: Tensor, start: int, k: int) -> Top:
-    """The k highest of those found so far and of one more chunk.
+class TopAmongAll:
+    """Takes in the scores of all items, piece by piece, and keeps the highest of each row.
 
     Args:
-        best: of the chunks before; None: this is the first.
-        scores: of this chunk, shape ``(B, m)``.
-        start: number of its first item.
-        k: how many; fewer as long as there are fewer.
+        k: how many; fewer where there are fewer.
     """
-    values, places = scores.topk(min(k, scores.shape[1]), dim=1)
-    places = places + start
-    if best is not None:
-        values, places = torch.cat([best.scores, values], dim=1), torch.cat([best.items, places], dim=1)
-        values, kept = values.topk(min(k, values.shape[1]), dim=1)
-        places = places.gather(1, kept)
-    return Top(values, places)
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+        self._best: dict[int, Top] = {}
+
+    def add(self, rows: slice, start: int, scores: Tensor) -> None:
+        """Take in a piece, one of the same rows for all items.
+
+        Args:
+            rows: the queries, with their ends.
+            start: number of the first item.
+            scores: shape ``(rows, m)``.
+        """
+        values, places = scores.topk(min(self.k, scores.shape[1]), dim=1)
+        items = places + start
+        if (best := self._best.get(rows.start)) is not None:
+            values, items = torch.cat([best.scores, values], dim=1), torch.cat([best.items, items], dim=1)
+            values, kept = values.topk(min(self.k, values.shape[1]), dim=1)
+            items = items.gather(1, kept)
+        self._best[rows.start] = Top(values, items)
+
+    def found(self) -> Top:
+        """The highest of all rows."""
+        return Top(*(torch.cat(parts) for parts in zip(*self._best.values(), strict=True)))

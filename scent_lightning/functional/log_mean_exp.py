@@ -17,6 +17,7 @@ __all__ = [
     "at_least_float32",
     "log_mean_exp",
     "log_mean_exp_from",
+    "log_sum_exp",
     "may_be_infinite",
     "mean_over",
     "shift_by_largest",
@@ -27,6 +28,8 @@ __all__ = [
 # Stands in for what a score that does not count is below the largest: its exponential is 0. Finite, because the
 # exponential of −inf is many times slower, as is one that is 0 for a smaller number's sake only.
 NO_SCORE = -1e30
+# Below it an exponential is no longer a normal number, and on CPUs ten to fifty times slower. Beside 1 it is nothing.
+_LEAST_EXPONENT = {torch.float32: -87.0, torch.float64: -708.0}
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
@@ -134,3 +137,27 @@ def log_mean_exp(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     """
     largest, shifted = shift_by_largest(scores.detach(), mask)
     return log_mean_exp_from(largest, mean_over(shifted.exp(), scores.shape[1] if mask is None else mask.sum(dim=1)))
+
+
+def log_sum_exp(scores: Tensor) -> Tensor:
+    r"""Log-sum-exp of each row, :math:`\log \sum_j \exp S_{ij}`, however far apart the scores are.
+
+    As ``torch.logsumexp``, but on a CPU several times faster where scores are more than 87 apart. For evaluation: it
+    carries no gradient.
+
+    Args:
+        scores: shape ``(B, m)``, any floating dtype, m at least 1; half precision is raised to float32.
+
+    Returns:
+        Shape ``(B,)``, float32 or float64.
+
+    Example:
+        >>> log_sum_exp(torch.tensor([[0.0, -1000.0], [500.0, 500.0]])).tolist()
+        [0.0, 500.6931457519531]
+    """
+    scores = at_least_float32(scores.detach())
+    largest = scores.amax(dim=1)
+    reference = torch.where(largest.isinf(), 0.0, largest)
+    shifted = (scores - reference.unsqueeze(1)).clamp_(min=_LEAST_EXPONENT[scores.dtype])
+    found = shifted.exp_().sum(dim=1).log_().add_(reference)
+    return torch.where(largest == -math.inf, largest, found)

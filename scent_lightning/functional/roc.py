@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scent_lightning.errors import InputError
-from scent_lightning.functional.log_mean_exp import wide, wide_dtype
+from scent_lightning.functional.log_mean_exp import log_sum_exp, wide, wide_dtype
 from scent_lightning.functional.surrogates import check_surrogate, pairwise_surrogate
 from scent_lightning.validation import checked_integer, checked_number
 
@@ -144,7 +144,7 @@ def partial_auc_objective(
     tau: float,
     surrogate: str = "squared_hinge",
     margin: float = 0.5,
-    chunk: int = 2**22,
+    chunk: int | None = None,
 ) -> Tensor:
     r"""Objective of one-way partial AUC maximisation over all pairs of a positive and a negative row.
 
@@ -162,7 +162,8 @@ def partial_auc_objective(
         tau: temperature, in the units of the surrogate, above 0.
         surrogate: one of :data:`scent_lightning.functional.SURROGATES`.
         margin: margin of the surrogate, in the units of the scores, at least 0; "logistic" has none.
-        chunk: how many pairs exist at a time at most; memory is 8 bytes a pair, a few times over.
+        chunk: how many pairs exist at a time at most; memory is 8 bytes a pair, a few times over. None: such as a
+            cache holds on a CPU, 4 million elsewhere.
 
     Returns:
         A scalar in float64 (float32 on devices without it), in the units of the surrogate.
@@ -179,6 +180,8 @@ def partial_auc_objective(
     """
     tau = checked_number("tau", tau, above=0)
     check_surrogate(surrogate, margin)
+    if chunk is None:
+        chunk = 2**18 if positive_scores.device.type == "cpu" else 2**22
     checked_integer("chunk", chunk)
     for name, values in (("positive_scores", positive_scores), ("negative_scores", negative_scores)):
         if values.ndim != 1 or values.shape[0] == 0:
@@ -191,7 +194,7 @@ def partial_auc_objective(
         log_sum = torch.full_like(rows, -math.inf)
         for others in torch.split(negative, columns):
             losses = pairwise_surrogate(others.unsqueeze(0) - rows.unsqueeze(1), surrogate, margin)
-            log_sum = torch.logaddexp(log_sum, torch.logsumexp(losses / tau, dim=1))
+            log_sum = torch.logaddexp(log_sum, log_sum_exp(losses / tau))
         total = total + (log_sum - math.log(negative.shape[0])).sum()
     return tau * total / positive.shape[0]
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from scent_lightning.functional import at_least_float32
-from scent_lightning.functional.full_ranking import Top, merged_top
+from scent_lightning.functional import at_least_float32, log_sum_exp
+from scent_lightning.functional.full_ranking import Entries, RanksAmongAll, TopAmongAll, tiles
 from scent_lightning.modules.class_sampled_linear import ClassSampledLinear
 
 __all__ = ["MostProbable", "cross_entropy_and_rank", "most_probable"]
@@ -28,10 +28,12 @@ class MostProbable(NamedTuple):
     log_total: Tensor
 
 
-def _chunks(head: ClassSampledLinear, features: Tensor, chunk: int) -> Iterator[tuple[int, Tensor]]:
-    """First class and logits in float32 or better of each chunk of classes."""
+def _pieces(head: ClassSampledLinear, features: Tensor, chunk: int) -> Iterator[tuple[slice, int, Tensor]]:
+    """Rows, first class and logits, in float32 or better, of each piece of the matrix of all logits."""
     for start in range(0, head.num_classes, chunk):
-        yield start, at_least_float32(head.logits(features, start, start + chunk))
+        for rows, classes in tiles(len(features), min(chunk, head.num_classes - start), features.device):
+            first = start + classes.start
+            yield rows, first, at_least_float32(head.logits(features[rows], first, start + classes.stop))
 
 
 def cross_entropy_and_rank(
@@ -53,16 +55,12 @@ def cross_entropy_and_rank(
     """
     own_rows = torch.nn.functional.embedding(labels, head.weight)
     one = torch.nn.functional.normalize if head.normalize else (lambda rows, dim: rows)
-    own = at_least_float32((one(features, dim=1) * one(own_rows, dim=1)).sum(dim=1, keepdim=True)) * head.scale
-    total = torch.full((len(labels),), -math.inf, device=own.device, dtype=own.dtype)
-    rank = torch.zeros_like(labels)
-    for start, logits in _chunks(head, features, chunk):
-        total = torch.logaddexp(total, torch.logsumexp(logits, dim=1))
-        classes = torch.arange(start, start + logits.shape[1], device=labels.device)
-        earlier = classes < labels.unsqueeze(1)
-        others = classes != labels.unsqueeze(1)
-        rank += (others & ((logits > own) | (earlier & (logits == own)))).sum(dim=1)
-    return total - own.squeeze(1), rank
+    own = at_least_float32((one(features, dim=1) * one(own_rows, dim=1)).sum(dim=1)) * head.scale
+    ranking = RanksAmongAll(len(labels), Entries(torch.arange(len(labels), device=labels.device), labels), own)
+    for rows, start, logits in _pieces(head, features, chunk):
+        ranking.add(rows, start, logits)
+    rank, cross_entropy = ranking.found()
+    return cross_entropy, rank
 
 
 def most_probable(head: ClassSampledLinear, features: Tensor, k: int, chunk: int) -> MostProbable:
@@ -74,10 +72,11 @@ def most_probable(head: ClassSampledLinear, features: Tensor, k: int, chunk: int
         k: from 1 to K.
         chunk: classes scored at a time.
     """
-    best: Top | None = None
-    total = torch.full((len(features),), -math.inf, device=features.device)
-    for start, logits in _chunks(head, features, chunk):
-        total = torch.logaddexp(total, torch.logsumexp(logits, dim=1))
-        best = merged_top(best, logits, start, k)
-    assert best is not None
+    top, total = TopAmongAll(k), torch.empty(0)
+    for rows, start, logits in _pieces(head, features, chunk):
+        if not len(total):
+            total = logits.new_full((len(features),), -math.inf)
+        total[rows] = torch.logaddexp(total[rows], log_sum_exp(logits))
+        top.add(rows, start, logits)
+    best = top.found()
     return MostProbable(best.items, torch.exp(best.scores - total.unsqueeze(1)), total)

@@ -101,7 +101,7 @@ class ExtremeClassificationTask(RowSparseTask):
         lr_schedule: "cosine", "geometric", "constant" or "step", see :class:`BaseTask`; None: "cosine".
         warmup_epochs: epochs in which the rate rises first, at most a fifth of the run; None: 0.
         top_k: number of classes that ``predict`` gives.
-        class_chunk: classes scored at a time in evaluation; memory is batch × ``class_chunk`` numbers.
+        class_chunk: classes scored at a time in evaluation; on a GPU memory is batch × ``class_chunk`` numbers.
         dual_placement: "module" keeps the table of ν on the module's device, "cpu" in main memory.
         weight_step: "proximal" or "gradient", see :class:`BaseTask` and :mod:`scent_lightning.duals.weight_step`.
         independent_sample: move ν by other negatives than those of the gradient, as the analysis has it (Wei et al.

@@ -74,7 +74,7 @@ class MultiLabelTask(ExtremeClassificationTask):
         lr_schedule: "cosine", "geometric", "constant" or "step"; None: "cosine".
         warmup_epochs: epochs in which the rate rises first, at most a fifth of the run; None: 0.
         top_k: number of classes that ``predict`` gives.
-        class_chunk: classes scored at a time in evaluation; memory is batch × ``class_chunk`` numbers.
+        class_chunk: classes scored at a time in evaluation; on a GPU memory is batch × ``class_chunk`` numbers.
         dual_placement: "module" keeps the table of ν on the module's device, "cpu" in main memory.
         weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows; "gradient"
             leaves the gradients alone.

@@ -19,7 +19,7 @@ from scent_lightning.duals import DualUpdate, DualVariable
 from scent_lightning.duals.table import Placement
 from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import InputError
-from scent_lightning.functional import at_least_float32
+from scent_lightning.functional import at_least_float32, log_sum_exp
 from scent_lightning.functional.full_ranking import Entries, top_of_all
 from scent_lightning.functional.proposals import correct_scores, log_inclusion_beside
 from scent_lightning.modules.towers import EmbeddingTower
@@ -106,7 +106,7 @@ class RetrievalTask(ItemRankingTask):
         ks: numbers of items k that the metrics look at.
         top_k: number of items that ``predict`` gives.
         leave_out_seen: rank only items that the query does not have in training.
-        item_chunk: items scored at a time in evaluation; memory is batch × ``item_chunk`` numbers.
+        item_chunk: items scored at a time in evaluation; on a GPU memory is batch × ``item_chunk`` numbers.
         dual_placement: "module" keeps the table of ν on the module's device, "cpu" in main memory.
         weight_step: "gradient", or "proximal" for an optimiser that is SGD; Adam's gradients are left alone by both.
 
@@ -230,7 +230,7 @@ class RetrievalTask(ItemRankingTask):
         """Of the batch: over all items but those that are left out of the sum."""
         with torch.no_grad():
             others = scored.scores if self.anchor == "interaction" else scored.scores - scored.own
-            total = torch.logsumexp(others.masked_fill(~scored.mask, -math.inf), dim=1)
+            total = log_sum_exp(others.masked_fill(~scored.mask, -math.inf))
             if self.correction == "frequency":
                 total = total - scored.mask.sum(dim=1).log() + math.log(self.num_items - 1)
         self.log("train/cross_entropy", (total if self.include_target else softplus(total)).mean())
