@@ -2,8 +2,10 @@
 
 A linear head on fixed features, raw scores and the squared hinge make the objective convex. Its minimum F* over all
 positives × negatives is found by L-BFGS in float64; then every method trains for the same epochs with its own SETTINGS
-and the rest, (F − F*) / (F_start − F*), is printed in per cent: with 32 positives and 32 negatives a batch, and with 32
-and 4, where the bias of a mini-batch is what separates the methods.
+and the rest, (F − F*) / (F_start − F*), is printed in per cent: with 32 positives and 32 negatives a batch, and with
+32 and 4, where the bias of a mini-batch is what separates the methods. SCENT also has a row with log α found, and one
+where the learning rate is the task's own, with its proximal step. All have momentum 0.9; --momentum 0 has ten times
+the rates.
 
 The rows are 2,000 positive and 10,000 negative training images of an image folder (train/<class>/…, the second half of
 the classes is positive) under a random convolution, whitened: --path, or cifar10 in the folder that the environment
@@ -11,7 +13,8 @@ variable SCENT_LIGHTNING_DATA names; without either scikit-learn's digits.
 
     python examples/pauc_known_optimum.py --path data/cifar10 --workers 2
 
-The last line is JSON: for each τ the gap of each method, as a fraction, with 32 negatives a batch.
+A figure shows the rest against epochs. The last line is JSON: for each τ the gap of each method, as a fraction, with
+32 negatives a batch.
 """
 
 from __future__ import annotations
@@ -25,21 +28,25 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import numpy as np
 import numpy.typing as npt
 import torch
-from resumable import bare_trainer, dual_update, read_rows, run_missing, silent_process
+from resumable import bare_trainer, dual_update, of_seeds, read_rows, run_missing, silent_process
 from scipy.optimize import minimize
 from sklearn.decomposition import PCA
 
 from scent_lightning.data import ImbalancedImageDataModule
 from scent_lightning.errors import DualDivergenceError
+from scent_lightning.figures import look_of, mean_and_range, new_figure, note, save, style
 from scent_lightning.metrics.partial_auc import partial_auc_objective
 from scent_lightning.tasks import PartialAUCTask
 
 Array = npt.NDArray[np.float64]
 MARGIN, POSITIVES, NEGATIVES, COMPONENTS, DIGIT_COMPONENTS = 0.5, 2000, 10_000, 128, 20
 TAUS, POSITIVES_PER_BATCH, NEGATIVES_PER_BATCH = (0.05, 0.1), 32, (32, 4)
+MOMENTUM, DEFAULT = 0.9, "SCENT default"
+CURVE = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50)  # epochs after which the objective is looked at, besides the last
 
 Settings = dict[str, tuple[float, dict[str, Any]]]
 # Learning rate and arguments of the dual update for each number of negatives a batch and each τ, the best of what was
@@ -202,32 +209,43 @@ def solve(positives: Array, negatives: Array, tau: float) -> tuple[float, Array]
     return float(found.fun), found.x
 
 
+class Curve(L.Callback):
+    """The objective after some epochs.
+
+    Args:
+        pair: positives and negatives.
+        tau: temperature.
+        epochs: after which.
+    """
+
+    def __init__(self, pair: tuple[Array, Array], tau: float, epochs: set[int]) -> None:
+        self.pair, self.tau, self.epochs = pair, tau, epochs
+        self.found: dict[int, float] = {}
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if (epoch := trainer.current_epoch + 1) in self.epochs:
+            network: Any = pl_module.network
+            self.found[epoch] = objective(network.weight.detach().double().numpy()[0], *self.pair, self.tau)
+
+
 def run(
-    folder: str,
-    tau: float,
-    negatives_per_batch: int,
-    method: str,
-    seed: int,
-    epochs: int,
-    lr: float | None = None,
-    arguments: dict[str, Any] | None = None,
-    momentum: float = 0.9,
+    folder: str, tau: float, negatives_per_batch: int, method: str, seed: int, epochs: int, momentum: float
 ) -> list[dict[str, Any]]:
-    """Train once; the objective at the end."""
+    """Train once; the objective after the epochs of the curve."""
     silent_process(seed)
-    tuned_lr, tuned = SETTINGS.get((negatives_per_batch, tau), {}).get(method, (0.0, {}))
-    arguments = tuned if arguments is None else arguments
-    positives, negatives = read_features(Path(folder))
+    lr, arguments = SETTINGS[negatives_per_batch, tau].get(method, (None, {}))
+    pair = read_features(Path(folder))
     data = ImbalancedImageDataModule(
         folder,
         dataset="features",
         batch_size=POSITIVES_PER_BATCH + negatives_per_batch,
         positives_per_batch=POSITIVES_PER_BATCH,
-        batches_per_epoch=(len(positives) + len(negatives)) // (2 * POSITIVES_PER_BATCH),
+        batches_per_epoch=sum(map(len, pair)) // (2 * POSITIVES_PER_BATCH),
     )
     data.setup("fit")
-    # Fewer rows make fewer steps, which have to be larger to go as far.
-    rate = (lr or tuned_lr) * (POSITIVES + NEGATIVES) / data.num_anchors
+    if lr is not None:
+        # Fewer rows make fewer steps, which have to be larger to go as far; and momentum makes them larger.
+        lr *= (POSITIVES + NEGATIVES) / data.num_anchors * (1 - MOMENTUM) / (1 - momentum)
     task = PartialAUCTask(
         data.num_anchors,
         dual_update(method, arguments),
@@ -235,34 +253,62 @@ def run(
         tau=tau,
         margin=MARGIN,
         score="raw",
-        lr=rate,
-        weight_step="gradient",
+        lr=lr,
+        weight_step="proximal" if lr is None else "gradient",
         momentum=momentum,
     )
     linear: Any = task.network
     torch.nn.init.zeros_(linear.weight)
-    trainer = bare_trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        limit_val_batches=0,
-    )
+    curve = Curve(pair, tau, {epoch for epoch in CURVE if epoch < epochs} | {epochs})
+    trainer = bare_trainer(accelerator="cpu", max_epochs=epochs, limit_val_batches=0, callbacks=[curve])
     try:
         trainer.fit(task, datamodule=data)
-        reached = objective(linear.weight.detach().double().numpy()[0], positives, negatives, tau)
     except DualDivergenceError:
-        reached = float("nan")
+        curve.found[epochs] = float("nan")
+    setting = {"lr": task.lr, "arguments": json.dumps(arguments)}
+    which = {"tau": tau, "negatives": negatives_per_batch, "method": method, "seed": seed, "epochs": epochs}
     return [
-        {
-            "tau": tau,
-            "negatives": negatives_per_batch,
-            "method": method,
-            "seed": seed,
-            "epochs": epochs,
-            "lr": rate,
-            "arguments": json.dumps(arguments),
-            "objective": reached,
-        }
+        {**which, "momentum": momentum, **setting, "epoch": epoch, "objective": value}
+        for epoch, value in curve.found.items()
     ]
+
+
+def methods_of(negatives_per_batch: int, tau: float) -> list[str]:
+    """The rows of a table."""
+    return [*SETTINGS[negatives_per_batch, tau], DEFAULT]
+
+
+Gaps = dict[tuple[int, float, str], dict[int, list[float]]]
+
+
+def gaps_of(rows: list[dict[str, Any]], optima: dict[float, float]) -> Gaps:
+    """By negatives of a batch, τ and method: the rest of the gap after each epoch of the curve, of all seeds."""
+    gaps: Gaps = {}
+    for row in rows:
+        best = optima[row["tau"]]
+        of_epoch = gaps.setdefault((row["negatives"], row["tau"], row["method"]), {})
+        of_epoch.setdefault(row["epoch"], []).append((row["objective"] - best) / (MARGIN**2 - best))
+    return gaps
+
+
+@style()
+def figure(gaps: Gaps, said: str, path: Path) -> None:
+    """The rest of the gap against epochs."""
+    drawing, panels = new_figure(len(NEGATIVES_PER_BATCH), len(TAUS), size=(4.4, 3.0))
+    for row, count in zip(panels, NEGATIVES_PER_BATCH, strict=True):
+        for panel, tau in zip(row, TAUS, strict=True):
+            methods = methods_of(count, tau)
+            for method in methods:
+                by_epoch = sorted(gaps[count, tau, method].items())
+                values = [[100 * gap for gap in values] for _, values in by_epoch]
+                mean_and_range(panel, [epoch for epoch, _ in by_epoch], values, method, **look_of(method, methods))
+            panel.set(xscale="log", yscale="log", title=f"{count} negatives a batch, τ = {tau}")
+        row[0].set_ylabel("rest of the gap to the optimum (%)")
+    for panel in panels[-1]:
+        panel.set_xlabel("epoch")
+    drawing.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right center")
+    note(drawing, said)
+    save(drawing, path)
 
 
 def main() -> None:
@@ -270,6 +316,7 @@ def main() -> None:
     parser.add_argument("--path", help="image folder with train/<class>/, or a .tar.gz of one")
     parser.add_argument("--epochs", type=int, default=60, help="epochs of a run (60)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="seeds (0)")
+    parser.add_argument("--momentum", type=float, default=MOMENTUM, help=f"momentum of SGD ({MOMENTUM})")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at a time, one thread each")
     parser.add_argument("--out", type=Path, help="folder for features and results; runs in it are not run again")
     arguments = parser.parse_args()
@@ -280,31 +327,36 @@ def main() -> None:
     positives, negatives = read_features(folder)
     print(f"{len(positives):,} positives × {len(negatives):,} negatives, {positives.shape[1]} features")
     optima = {tau: solve(positives, negatives, tau)[0] for tau in TAUS}
-    done = {(r["tau"], r["negatives"], r["method"], r["seed"], r["epochs"]) for r in read_rows(out / "runs.csv")}
+    epochs, momentum = arguments.epochs, arguments.momentum
+    keys = ("tau", "negatives", "method", "seed", "epochs", "momentum")
+    done = {tuple(row[key] for key in keys) for row in read_rows(out / "runs.csv")}
     todo = [
-        (str(folder), tau, count, method, seed, arguments.epochs)
-        for count, tau in SETTINGS
-        for method in SETTINGS[count, tau]
+        (str(folder), tau, count, method, seed, epochs, momentum)
         for seed in arguments.seeds
-        if (tau, count, method, seed, arguments.epochs) not in done
+        for count, tau in SETTINGS
+        for method in methods_of(count, tau)
+        if (tau, count, method, seed, epochs, momentum) not in done
     ]
     run_missing(run, todo, out / "runs.csv", arguments.workers)
-    start = MARGIN**2
-    gaps: dict[int, dict[str, dict[str, float]]] = {}
-    for row in read_rows(out / "runs.csv"):
-        if row["epochs"] == arguments.epochs and row["seed"] in arguments.seeds:
-            gap = (row["objective"] - optima[row["tau"]]) / (start - optima[row["tau"]])
-            of_tau = gaps.setdefault(row["negatives"], {}).setdefault(str(row["tau"]), {})
-            of_tau.setdefault(row["method"], []).append(gap)  # type: ignore[arg-type,attr-defined]
-    for count, by_tau in gaps.items():
-        print(f"\n{POSITIVES_PER_BATCH} positives and {count} negatives a batch, {arguments.epochs} epochs: gap in %")
-        methods = list(SETTINGS[count, TAUS[0]])
+    rows = [
+        row
+        for row in read_rows(out / "runs.csv")
+        if row["epochs"] == epochs and row["momentum"] == momentum and row["seed"] in arguments.seeds
+    ]
+    gaps = gaps_of(rows, optima)
+    last: dict[int, dict[str, dict[str, float]]] = {count: {} for count in NEGATIVES_PER_BATCH}
+    for count in NEGATIVES_PER_BATCH:
+        print(f"\n{POSITIVES_PER_BATCH} positives and {count} negatives a batch, {epochs} epochs: gap in %")
+        methods = methods_of(count, TAUS[0])
         print("| τ | " + " | ".join(methods) + " |\n| --- |" + " --- |" * len(methods))
-        for tau, by_method in by_tau.items():
-            means = {method: statistics.mean(values) for method, values in by_method.items()}  # type: ignore[arg-type]
-            print(f"| {tau} | " + " | ".join(f"{100 * means[method]:.5f}" for method in methods) + " |")
-            by_tau[tau] = {method: round(mean, 8) for method, mean in means.items()}
-    print(json.dumps(gaps[NEGATIVES_PER_BATCH[0]]))
+        for tau in TAUS:
+            means = {method: statistics.mean(gaps[count, tau, method][epochs]) for method in methods}
+            print(f"| {tau} | " + " | ".join(f"{100 * mean:.5f}" for mean in means.values()) + " |")
+            last[count][str(tau)] = {method: round(mean, 8) for method, mean in means.items()}
+    picture = out / f"curves_momentum_{momentum:g}.png"
+    figure(gaps, f"momentum {momentum:g}; {of_seeds(arguments.seeds)}", picture)
+    print(f"runs: {out / 'runs.csv'}\nfigure: {picture}")
+    print(json.dumps(last[NEGATIVES_PER_BATCH[0]]))
 
 
 if __name__ == "__main__":

@@ -217,16 +217,18 @@ def test_partial_auc_against_its_known_optimum(tmp_path):
     arguments = ["--epochs", 3, "--workers", 2, "--out", tmp_path / "out"]
     output = script(tmp_path, "pauc_known_optimum.py", *arguments, SCENT_LIGHTNING_DATA="none")
     gaps = json.loads(output.strip().splitlines()[-1])
-    methods = {"BSGD", "ASGD", "SoftplusASGD", "UMax", "SOX", "SCENT", "SCENT auto"}
+    methods = {"BSGD", "ASGD", "SoftplusASGD", "UMax", "SOX", "SCENT", "SCENT auto", "SCENT default"}
     assert set(gaps) == {"0.05", "0.1"}
     for by_method in gaps.values():
         assert set(by_method) == methods
         assert all(gap >= 0 for gap in by_method.values())  # F* is the least
         assert max(by_method["SCENT"], by_method["SCENT auto"]) < 1
     assert "32 positives and 4 negatives a batch" in output
-    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 29
+    # A line for each of three epochs.
+    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 1 + 4 * 8 * 3
+    assert (tmp_path / "out" / "curves_momentum_0.9.png").stat().st_size > 10_000
     script(tmp_path, "pauc_known_optimum.py", *arguments, SCENT_LIGHTNING_DATA="none")
-    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 29
+    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 1 + 4 * 8 * 3
 
 
 @pytest.mark.slow
