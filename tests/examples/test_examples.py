@@ -144,12 +144,28 @@ def write_classes(folder):
 @pytest.mark.slow
 def test_comparison_on_classes(tmp_path):
     write_classes(tmp_path)
-    arguments = ["--path", tmp_path, "--epochs", 2, "--methods", "BSGD", "SCENT auto", "--out", tmp_path / "out"]
-    script(tmp_path, "compare_xc.py", *arguments)
-    output = script(tmp_path, "compare_xc.py", *arguments)
-    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 5
+    arguments = ["--path", tmp_path, "--epochs", 2, "--out", tmp_path / "out", "--methods"]
+    script(tmp_path, "compare_xc.py", *arguments, "BSGD", "SCENT auto")
+    output = script(tmp_path, "compare_xc.py", *arguments, "BSGD", "SCENT auto", "SOX momentum")
+    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 1 + 3 * 2
     assert "| SCENT auto |" in output
     assert (tmp_path / "out" / "cross_entropy.png").stat().st_size > 10_000
+
+
+def test_momentum_of_classes_moves_rows_that_are_in_no_batch(monkeypatch):
+    """As SGD of a dense gradient, by its formula."""
+    weight = torch.nn.Parameter(torch.zeros(3, 2))
+    optimizer = example("compare_xc", monkeypatch).DenseSGD([weight], lr=1.0, momentum=0.5)
+
+    def closure(row):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.embedding(torch.tensor([row, row]), weight, sparse=True).sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(lambda: closure(0)) == 0.0
+    assert optimizer.step(lambda: closure(2)) == 0.0
+    assert weight[:, 0].tolist() == [-2.0 - 1.0, 0.0, -2.0]
 
 
 def write_faces(folder, classes=120, faces=3):
