@@ -129,6 +129,10 @@ class ProgressLR(LRScheduler):
         self.trainer = trainer
         super().__init__(optimizer)
 
+    def each_step(self) -> dict[str, Any]:
+        """What ``configure_optimizers`` returns: the optimiser, and this schedule after each of its steps."""
+        return {"optimizer": self.optimizer, "lr_scheduler": {"scheduler": self, "interval": "step"}}
+
     def get_lr(self) -> list[float | Tensor]:
         """The rate of each group now, after a batch, or at the start."""
         return self._rates()

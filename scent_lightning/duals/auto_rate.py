@@ -156,8 +156,7 @@ class AutoLR(ProgressLR):
         >>> class Module(DualVariableMixin, L.LightningModule):
         ...     def configure_optimizers(self):
         ...         optimizer = torch.optim.SGD(self.parameters(), lr=1.0, momentum=0.9)
-        ...         schedule = {"scheduler": AutoLR(optimizer, self), "interval": "step"}
-        ...         return {"optimizer": optimizer, "lr_scheduler": schedule}
+        ...         return AutoLR(optimizer, self).each_step()
     """
 
     def __init__(

@@ -263,8 +263,7 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
             optimizer: the one of this run.
         """
         if self.finds_lr:
-            scheduler = AutoLR(optimizer, self, *self.auto_lr)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+            return AutoLR(optimizer, self, *self.auto_lr).each_step()
         return scheduled_optimizer(self.trainer, optimizer, self.lr_schedule, self.warmup_epochs)
 
     def configure_optimizers(self) -> Any:

@@ -353,8 +353,7 @@ class CLIPTask(BaseTask):
         for place, group in enumerate(optimizer.param_groups):
             if self.tau_lr_schedule != "cosine" and any(parameter is self.tau for parameter in group["params"]):
                 factors[place] = self._factor_of_tau
-        scheduler = ProgressLR(optimizer, factors, self.trainer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return ProgressLR(optimizer, factors, self.trainer).each_step()
 
     def _factor_of_tau(self, progress: float, step: int) -> float:
         lowered = self.tau_lr_schedule == "step_thresh" and bool(self.tau <= self.tau_threshold)

@@ -87,8 +87,7 @@ def scheduled_optimizer(trainer: L.Trainer, optimizer: Optimizer, lr_schedule: s
         warmup = warmup_epochs * epoch_share(trainer) if warmup_epochs else 0.0
         return rate_factor(lr_schedule, progress, warmup)
 
-    scheduler = ProgressLR(optimizer, factor, trainer)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+    return ProgressLR(optimizer, factor, trainer).each_step()
 
 
 def rate_factor(lr_schedule: str, progress: float, warmup: float = 0.0) -> float:
