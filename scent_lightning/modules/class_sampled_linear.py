@@ -14,7 +14,7 @@ from scent_lightning.duals import DenseScores, Exponentials, Samples
 from scent_lightning.functional import NO_SCORE, at_least_float32
 from scent_lightning.modules.class_frequencies import ClassFrequencies
 from scent_lightning.modules.margins import MarginType, checked_margin
-from scent_lightning.modules.sampled_scores import InBatchRisk, SampledScores, Scoring, distinct, score
+from scent_lightning.modules.sampled_scores import SampledRisk, SampledScores, Scoring, distinct, score
 from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
 __all__ = ["ClassSampledLinear", "Correction", "Negatives", "OwnClass"]
@@ -25,6 +25,10 @@ OwnClass = bool | Literal["gradual"]
 # By how many powers of K − 1 the own class of a row of a rare class counts too little at the start of a run. With more,
 # many classes that are apart end lower, and classes that overlap higher.
 OWN_CLASS_COMES_IN = 3.0
+_FEW_LOGITS = 2**16
+_LOGITS_AT_A_TIME = 2**18
+# Of float32: exponentials of less are slow on CPUs, and so is what they are multiplied with.
+_LEAST_EXPONENT = -85.0
 
 
 @overload
@@ -56,7 +60,7 @@ class ClassSampledLinear(nn.Module):
 
     **Choosing the negatives.** "in_batch" takes the distinct labels of the batch: no extra rows, and the published
     algorithm, but it needs batches of many classes. "uniform" draws classes evenly; it costs one more row a negative,
-    and most draws are easy. "all" is the exact softmax, for K of a few thousand at most.
+    and most draws are easy. "all" is the exact softmax, for K of some ten thousand at most.
 
     **Correction.** The labels of a batch are of frequent classes more often than of rare ones, so that the mean over
     them is not that over all classes, and frequent ones are pushed away at each step. With ``correction`` "frequency"
@@ -224,8 +228,8 @@ class ClassSampledLinear(nn.Module):
     ) -> Samples:
         """The scores of :meth:`forward` for a dual variable, without the matrix of them where there is a faster way.
 
-        With in-batch negatives their exponentials are taken here: the same loss and the same gradient in half of the
-        passes over the scores and one node of the graph. A subclass that overrides :meth:`forward` gets its scores.
+        Of in-batch negatives, or all, the exponentials are taken here: the same loss and the same gradient in half of
+        the passes over the scores and one node of the graph. A subclass that overrides :meth:`forward` gets its scores.
         With ``include_target`` the own class is in the sum.
 
         Args:
@@ -240,7 +244,7 @@ class ClassSampledLinear(nn.Module):
             sample.
         """
         samples: Samples | None = None
-        if self.negatives == "in_batch" and type(self).forward is ClassSampledLinear.forward:
+        if self.negatives != "uniform" and type(self).forward is ClassSampledLinear.forward:
             samples = self._exponentials(features, labels, all_labels)
         if samples is None:
             samples = DenseScores(*self(features, labels, all_labels, generator))
@@ -262,31 +266,33 @@ class ClassSampledLinear(nn.Module):
         return samples.plus_constant(log_weight_of_own_class(self.num_classes, self.progress, rarity))
 
     def _exponentials(self, features: Tensor, labels: Tensor, all_labels: Tensor | None = None) -> Exponentials | None:
-        """Exponentials of the scores against in-batch negatives; None where there is no negative."""
+        """Exponentials of the scores against in-batch negatives, or all; None where there is no negative."""
         inputs = features
         if self.normalize:
             features = F.normalize(features, dim=1)
         with torch.no_grad():
-            classes, own = distinct(labels, all_labels)
-            if len(classes) < 2 or not len(labels):
+            classes: Tensor | None = None
+            if self.negatives == "all":
+                own, number = labels.unsqueeze(1), self.num_classes
+            else:
+                classes, own = distinct(labels, all_labels)
+                number = len(classes)
+            if number < 2 or not len(labels):
                 return None
             logits, scored = score(features, self.weight, classes, self.scoring)
             logits = at_least_float32(logits)
             own_logits, slope = self.scoring.own(logits.gather(1, own))
-            if self.uses_frequencies:
+            if classes is not None and self.uses_frequencies:
                 logits += self._offsets(classes, labels, all_labels, logits.dtype)
             logits.scatter_(1, own, NO_SCORE)
-            largest = logits.amax(dim=1, keepdim=True)
-            logits -= largest
-            total = logits.sum(dim=1)
-            exponentials = logits.exp_()
-            sums, count = exponentials.sum(dim=1, keepdim=True), len(classes) - 1
+            exponentials, count = logits, number - 1
+            largest, total, sums = _exponentiate(logits)
             mean = (sums / count).squeeze(1)
             # A score is a difference of two logits: its own gets the others' gradients, negated.
             exponentials.scatter_(1, own, -sums * slope if isinstance(slope, Tensor) else -sums)
 
         def with_gradient(loss: Tensor, weight: Tensor) -> Tensor:
-            found = InBatchRisk.apply(  # type: ignore[no-untyped-call]
+            found = SampledRisk.apply(  # type: ignore[no-untyped-call]
                 features, self.weight, loss, weight, exponentials, scored, self.scale
             )
             return cast(Tensor, found)
@@ -318,3 +324,32 @@ class ClassSampledLinear(nn.Module):
             rows = F.normalize(rows, dim=1)
         logits = features @ rows.T
         return logits if self.scale == 1 else self.scale * logits
+
+
+def _exponentiate(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Turn logits in place into exp(logit − the largest of its row); many of them on a CPU such as a cache holds.
+
+    Returns:
+        The largest of each row, shape ``(B, 1)``; the sum of the differences, shape ``(B,)``, which is not finite where
+        a logit is not; and the sum of the exponentials, shape ``(B, 1)``.
+    """
+    if logits.device.type == "cpu" and logits.numel() > _FEW_LOGITS:
+        parts = [
+            _exponentiate_rows(rows, True) for rows in torch.split(logits, max(1, _LOGITS_AT_A_TIME // logits.shape[1]))
+        ]
+        largest, total, sums = (torch.cat(each) for each in zip(*parts, strict=True))
+        return largest, total, sums
+    return _exponentiate_rows(logits, False)
+
+
+def _exponentiate_rows(logits: Tensor, cut: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """As :func:`_exponentiate`; ``cut`` makes 0 of exponentials so small that they would be slow."""
+    largest = logits.amax(dim=1, keepdim=True)
+    logits -= largest
+    total = logits.sum(dim=1)
+    if cut:
+        logits.clamp_(min=_LEAST_EXPONENT)
+    logits.exp_()
+    if cut:
+        F.threshold(logits, 1.01 * math.exp(_LEAST_EXPONENT), 0.0, inplace=True)
+    return largest, total, logits.sum(dim=1, keepdim=True)

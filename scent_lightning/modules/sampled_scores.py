@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from scent_lightning.modules.margins import MarginType, with_margin
 
-__all__ = ["InBatchRisk", "SampledScores", "Scored", "Scoring", "distinct", "rows_gradient", "score"]
+__all__ = ["SampledRisk", "SampledScores", "Scored", "Scoring", "distinct", "rows_gradient", "score"]
 
 SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize
 
@@ -29,17 +29,20 @@ class Scoring(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What the product was made of: inputs ``(B, D)``, the classes' rows ``(m, D)``, classes, and the rows' norms."""
+    """What the product was made of: inputs ``(B, D)``, the classes' rows ``(m, D)``, classes, and the rows' norms.
+
+    Without ``classes`` it was made of all of them.
+    """
 
     inputs: Tensor
     rows: Tensor | None
-    classes: Tensor
+    classes: Tensor | None
     norms: Tensor | None
 
 
-def score(features: Tensor, weight: Tensor, classes: Tensor, scoring: Scoring) -> tuple[Tensor, Scored]:
-    """Logits of some classes, shape ``(B, m)``, without a margin."""
-    rows = weight.index_select(0, classes)
+def score(features: Tensor, weight: Tensor, classes: Tensor | None, scoring: Scoring) -> tuple[Tensor, Scored]:
+    """Logits of some classes, or of all, shape ``(B, m)``, without a margin."""
+    rows = weight if classes is None else weight.index_select(0, classes)
     norms = None
     if scoring.normalize:
         norms = rows.norm(dim=1, keepdim=True).clamp(min=SMALLEST_NORM)
@@ -87,24 +90,38 @@ class SampledScores(torch.autograd.Function):
 
 
 def rows_gradient(
-    ctx: Any, gradient: Tensor, inputs: Tensor, rows: Tensor, classes: Tensor, norms: Tensor | None
+    ctx: Any,
+    gradient: Tensor,
+    inputs: Tensor,
+    rows: Tensor,
+    classes: Tensor | None,
+    norms: Tensor | None,
+    factor: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """What the features and the weight get from the gradient of the logits, shape ``(B, number of classes)``."""
+    """What the features and the weight get from the gradient of the logits, shape ``(B, number of classes)``.
+
+    With ``factor``, shape ``(B, 1)``, the gradient of a row is to be multiplied by it.
+    """
     if ctx.scale != 1:
-        gradient = gradient * ctx.scale
-    by_features = (gradient @ rows).to(ctx.dtypes[0]) if ctx.needs_input_grad[0] else None
-    by_rows = (gradient.T @ inputs).to(ctx.dtypes[1])
+        gradient, factor = (gradient * ctx.scale, None) if factor is None else (gradient, factor * ctx.scale)
+    by_features = None
+    if ctx.needs_input_grad[0]:
+        by_features = gradient @ rows
+        by_features = (by_features if factor is None else by_features * factor).to(ctx.dtypes[0])
+    by_rows = (gradient.T @ (inputs if factor is None else inputs * factor)).to(ctx.dtypes[1])
     if norms is not None:
         rows = rows.to(by_rows.dtype)
         by_rows = (by_rows - rows * (by_rows * rows).sum(dim=1, keepdim=True)) / norms
+    if classes is None:
+        return by_features, by_rows
     by_weight = torch.sparse_coo_tensor(
         classes.unsqueeze(0), by_rows, ctx.shape, is_coalesced=True, check_invariants=False
     )
     return by_features, by_weight
 
 
-class InBatchRisk(torch.autograd.Function):
-    """A known loss over in-batch negatives as a function of features and weight."""
+class SampledRisk(torch.autograd.Function):
+    """A known loss over in-batch negatives, or all of them, as a function of features and weight."""
 
     @staticmethod
     def forward(  # noqa: D102
@@ -126,8 +143,12 @@ class InBatchRisk(torch.autograd.Function):
     @once_differentiable  # type: ignore[misc]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
         by_score, exponentials, inputs, rows, classes, norms = ctx.saved_tensors
-        by_logits = (exponentials * (by_score * gradient).unsqueeze(1)).to(inputs.dtype)
-        found = rows_gradient(ctx, by_logits, inputs, rows, classes, norms)
+        factor = (by_score * gradient).unsqueeze(1)
+        if exponentials.shape[1] > 2 * inputs.shape[1] and inputs.dtype == exponentials.dtype == factor.dtype:
+            found = rows_gradient(ctx, exponentials, inputs, rows, classes, norms, factor)  # of the thin ones
+        else:
+            by_logits = (exponentials * factor).to(inputs.dtype)
+            found = rows_gradient(ctx, by_logits, inputs, rows, classes, norms)
         return *found, None, None, None, None, None
 
 

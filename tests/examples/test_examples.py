@@ -278,6 +278,14 @@ def test_partial_auc_step_prints_its_figures(tmp_path):
 
 
 @pytest.mark.slow
+def test_softmax_over_all_classes_prints_its_figures(tmp_path):
+    output = script(tmp_path, "benchmarks/full_softmax.py", "--turns", 1, "--size", 8, 9000, 4)
+    ratios = json.loads(output.strip().splitlines()[-1])["time_ratio"]
+    assert set(ratios) == {"8 x 9000 x 4, near", "8 x 9000 x 4, far"}
+    assert all(ratio > 0 for ratio in ratios.values())
+
+
+@pytest.mark.slow
 def test_contrastive_loss_prints_its_figures(tmp_path):
     few = ["--pairs", 128, "--turns", 1, "--chunked-pairs", 512]
     figures = json.loads(script(tmp_path, "benchmarks/clip_loss.py", *few).strip().splitlines()[-1])

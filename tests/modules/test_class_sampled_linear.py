@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from scent_lightning.duals import BSGD, SCENT, DenseScores, DualVariable, SoftplusASGD
 from scent_lightning.errors import DualDivergenceError, InputError
-from scent_lightning.modules import ClassSampledLinear
+from scent_lightning.modules import ClassSampledLinear, class_sampled_linear
 
 K, D, B = 50, 6, 9
 
@@ -78,11 +78,17 @@ def test_autocast_multiplies_in_half_precision_and_keeps_the_gradients_dtype(bat
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("options", [{}, {"scale": 3.0}, {"normalize": True, "scale": 20.0}])
-def test_exponentials_are_those_of_the_scores(batch, options, dtype):
+@pytest.mark.parametrize(
+    ("negatives", "at_a_time"), [("in_batch", None), ("all", None), ("all", 1), ("all", 4 * K + 1)]
+)
+def test_exponentials_are_those_of_the_scores(batch, options, dtype, negatives, at_a_time, monkeypatch):
     """Loss, ν and gradients through the exponentials, against the scores written out in float64."""
+    if at_a_time:  # as where there are many logits
+        monkeypatch.setattr(class_sampled_linear, "_FEW_LOGITS", 0)
+        monkeypatch.setattr(class_sampled_linear, "_LOGITS_AT_A_TIME", at_a_time)
     features, labels = batch[0].to(dtype), batch[1]
     labels[3] = labels[7]
-    head, index = head_of(**options).to(dtype), torch.arange(B) + 2
+    head, index = head_of(negatives=negatives, **options).to(dtype), torch.arange(B) + 2
     ours, exact = (DualVariable(20, SCENT(log_alpha=1.0)) for _ in range(2))
     for variable in (ours, exact):  # some rows have a ν already
         variable.scatter(index[:4], torch.tensor([0.5, -1.0, 2.0, 0.0]))
@@ -91,7 +97,7 @@ def test_exponentials_are_those_of_the_scores(batch, options, dtype):
     found = torch.autograd.grad(3 * loss, (head.weight, features))
     head.double()
     wide = features.detach().double().requires_grad_()
-    classes = labels.unique()
+    classes = labels.unique() if negatives == "in_batch" else torch.arange(K)
     scores = dense_scores(head, wide, labels)[:, classes]
     direct = exact.entropic_risk(scores, index, classes != labels.unsqueeze(1))
     expected = torch.autograd.grad(3 * direct, (head.weight, wide))
@@ -99,18 +105,34 @@ def test_exponentials_are_those_of_the_scores(batch, options, dtype):
     torch.testing.assert_close(loss.double(), direct, **tolerance)
     torch.testing.assert_close(ours.nu, exact.nu)
     assert found[0].dtype == found[1].dtype == dtype
-    assert found[0].is_sparse
-    assert found[0].is_coalesced()
-    assert found[0].indices()[0].tolist() == classes.tolist()
+    assert found[0].is_sparse == (negatives == "in_batch")
+    if negatives == "in_batch":
+        assert found[0].is_coalesced()
+        assert found[0].indices()[0].tolist() == classes.tolist()
     torch.testing.assert_close(found[0].to_dense().double(), expected[0], **tolerance)
     torch.testing.assert_close(found[1].double(), expected[1], **tolerance)
 
 
-def test_exponentials_of_a_product_in_half_precision(batch):
+@pytest.mark.parametrize("negatives", ["in_batch", "all"])
+def test_classes_that_are_far_below_the_largest_get_no_gradient(negatives, monkeypatch):
+    monkeypatch.setattr(class_sampled_linear, "_FEW_LOGITS", 0)
+    head, variable = head_of(negatives=negatives), DualVariable(3, BSGD())
+    with torch.no_grad():
+        head.weight.copy_(torch.arange(K).unsqueeze(1) * torch.eye(1, D))
+    features, labels = torch.eye(1, D).repeat(3, 1) * 150, torch.tensor([K - 1, K - 2, K - 3])
+    loss = variable.entropic_risk(head.samples(features, labels), torch.arange(3))
+    gradient = torch.autograd.grad(loss, head.weight)[0].to_dense()
+    # Only the two largest logits count, and the rest are e^-150 of them or less.
+    assert not gradient[: K - 3].any()
+    torch.testing.assert_close(gradient[K - 3 :, 0], torch.tensor([-50.0, 0.0, 50.0]), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("negatives", ["in_batch", "all"])
+def test_exponentials_of_a_product_in_half_precision(batch, negatives):
     features, labels = batch
     grads = []
     for enabled in (False, True):
-        head, variable = head_of(), DualVariable(B, BSGD())
+        head, variable = head_of(negatives=negatives), DualVariable(B, BSGD())
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             samples = head.samples(features, labels)
             loss = variable.entropic_risk(samples, torch.arange(B))
@@ -137,8 +159,10 @@ def test_exponentials_with_the_labels_of_all_processes(batch):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_class_whose_row_is_not_finite_is_found(bad):
-    head, variable = head_of(), DualVariable(10, SCENT(log_alpha=0.0))
+@pytest.mark.parametrize("negatives", ["in_batch", "all"])
+def test_a_class_whose_row_is_not_finite_is_found(bad, negatives, monkeypatch):
+    monkeypatch.setattr(class_sampled_linear, "_FEW_LOGITS", 0 if negatives == "all" else 2**16)
+    head, variable = head_of(negatives=negatives), DualVariable(10, SCENT(log_alpha=0.0))
     with torch.no_grad():
         head.weight[7, 0] = bad
     samples = head.samples(torch.ones(3, D), torch.tensor([7, 8, 9]))
@@ -147,9 +171,10 @@ def test_a_class_whose_row_is_not_finite_is_found(bad):
     assert not variable.visited.any()
 
 
-def test_an_update_that_needs_the_scores_gets_them(batch):
+@pytest.mark.parametrize("negatives", ["in_batch", "all"])
+def test_an_update_that_needs_the_scores_gets_them(batch, negatives):
     features, labels = batch
-    head, index = head_of(), torch.arange(B)
+    head, index = head_of(negatives=negatives), torch.arange(B)
     found = []
     for scores in (head.samples(features, labels), DenseScores(*head(features, labels))):
         variable = DualVariable(20, SoftplusASGD(alpha=0.1, rho=1e-3))
