@@ -56,20 +56,19 @@ def milliseconds(loss: Callable[[], Tensor]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=30, help="passes of each kind (30)")
-    size = ("ROWS", "CLASSES", "FEATURES")
+    names = ("ROWS", "CLASSES", "FEATURES")
     parser.add_argument(
-        "--size", nargs=3, type=int, action="append", metavar=size, help="instead of those of the table"
+        "--size", nargs=3, type=int, action="append", metavar=names, help="instead of those of the table"
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(__doc__)
     ratios: dict[str, float] = {}
-    for size in arguments.size or SIZES:
+    for rows, classes, width in arguments.size or SIZES:
         for name, spread in SPREADS.items():
-            both = steps(*size, spread)
+            both = steps(rows, classes, width, spread)
             turns = [[milliseconds(loss) for loss in both] for _ in range(arguments.turns + 1)][1:]
             mine, plain = (statistics.median(times) for times in zip(*turns, strict=True))
-            rows, classes, width = size
             ratios[f"{rows} x {classes} x {width}, {name}"] = round(mine / plain, 3)
             print(
                 f"{rows} rows, {classes:>6,} classes, {width:>3} features, {name:>4}: ours {mine:7.2f} ms, torch's "

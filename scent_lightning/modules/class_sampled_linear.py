@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, cast, get_args, overload
+from typing import Literal, get_args, overload
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import DenseScores, Exponentials, Samples
-from scent_lightning.functional import NO_SCORE, at_least_float32
+from scent_lightning.functional import at_least_float32
 from scent_lightning.modules.class_frequencies import ClassFrequencies
 from scent_lightning.modules.margins import MarginType, checked_margin
-from scent_lightning.modules.sampled_scores import SampledRisk, SampledScores, Scoring, distinct, score
+from scent_lightning.modules.sampled_scores import SampledScores, Scoring, distinct, exponentials_of, score
 from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
 __all__ = ["ClassSampledLinear", "Correction", "Negatives", "OwnClass"]
@@ -25,10 +25,6 @@ OwnClass = bool | Literal["gradual"]
 # By how many powers of K − 1 the own class of a row of a rare class counts too little at the start of a run. With more,
 # many classes that are apart end lower, and classes that overlap higher.
 OWN_CLASS_COMES_IN = 3.0
-_FEW_LOGITS = 2**16
-_LOGITS_AT_A_TIME = 2**18
-# Of float32: exponentials of less are slow on CPUs, and so is what they are multiplied with.
-_LEAST_EXPONENT = -85.0
 
 
 @overload
@@ -280,32 +276,14 @@ class ClassSampledLinear(nn.Module):
             if number < 2 or not len(labels):
                 return None
             logits, scored = score(features, self.weight, classes, self.scoring)
-            logits = at_least_float32(logits)
-            own_logits, slope = self.scoring.own(logits.gather(1, own))
+            logits, offsets = at_least_float32(logits), None
             if classes is not None and self.uses_frequencies:
-                logits += self._offsets(classes, labels, all_labels, logits.dtype)
-            logits.scatter_(1, own, NO_SCORE)
-            exponentials, count = logits, number - 1
-            largest, total, sums = _exponentiate(logits)
-            mean = (sums / count).squeeze(1)
-            # A score is a difference of two logits: its own gets the others' gradients, negated.
-            exponentials.scatter_(1, own, -sums * slope if isinstance(slope, Tensor) else -sums)
-
-        def with_gradient(loss: Tensor, weight: Tensor) -> Tensor:
-            found = SampledRisk.apply(  # type: ignore[no-untyped-call]
-                features, self.weight, loss, weight, exponentials, scored, self.scale
-            )
-            return cast(Tensor, found)
+                offsets = self._offsets(classes, labels, all_labels, logits.dtype)
 
         def dense() -> DenseScores:
             return DenseScores(*self(inputs, labels, all_labels))
 
-        def squares() -> Tensor:
-            return exponentials.scatter(1, own, 0.0).square().sum(dim=1) / count
-
-        # A score of −∞ is no mask here, so that the sum of the logits has to be finite.
-        least = (largest - own_logits).squeeze(1)
-        return Exponentials(least, mean, count, False, with_gradient, dense, total, squares)
+        return exponentials_of(logits, own, features, self.weight, scored, self.scoring, offsets, dense)
 
     def logits(self, features: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Logits of the classes ``start`` to ``stop``, shape ``(B, stop − start)``, for evaluation in chunks.
@@ -324,32 +302,3 @@ class ClassSampledLinear(nn.Module):
             rows = F.normalize(rows, dim=1)
         logits = features @ rows.T
         return logits if self.scale == 1 else self.scale * logits
-
-
-def _exponentiate(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Turn logits in place into exp(logit − the largest of its row); many of them on a CPU such as a cache holds.
-
-    Returns:
-        The largest of each row, shape ``(B, 1)``; the sum of the differences, shape ``(B,)``, which is not finite where
-        a logit is not; and the sum of the exponentials, shape ``(B, 1)``.
-    """
-    if logits.device.type == "cpu" and logits.numel() > _FEW_LOGITS:
-        parts = [
-            _exponentiate_rows(rows, True) for rows in torch.split(logits, max(1, _LOGITS_AT_A_TIME // logits.shape[1]))
-        ]
-        largest, total, sums = (torch.cat(each) for each in zip(*parts, strict=True))
-        return largest, total, sums
-    return _exponentiate_rows(logits, False)
-
-
-def _exponentiate_rows(logits: Tensor, cut: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """As :func:`_exponentiate`; ``cut`` makes 0 of exponentials so small that they would be slow."""
-    largest = logits.amax(dim=1, keepdim=True)
-    logits -= largest
-    total = logits.sum(dim=1)
-    if cut:
-        logits.clamp_(min=_LEAST_EXPONENT)
-    logits.exp_()
-    if cut:
-        F.threshold(logits, 1.01 * math.exp(_LEAST_EXPONENT), 0.0, inplace=True)
-    return largest, total, logits.sum(dim=1, keepdim=True)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
+from scent_lightning.duals import Exponentials, Samples
+from scent_lightning.functional import NO_SCORE
 from scent_lightning.modules.margins import MarginType, with_margin
 
-__all__ = ["SampledRisk", "SampledScores", "Scored", "Scoring", "distinct", "rows_gradient", "score"]
+__all__ = ["SampledScores", "Scored", "Scoring", "distinct", "exponentials_of", "rows_gradient", "score"]
 
 SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize
+_FEW_LOGITS = 2**16
+_LOGITS_AT_A_TIME = 2**18
+# Of float32: exponentials of less are slow on CPUs, and so is what they are multiplied with.
+_LEAST_EXPONENT = -85.0
 
 
 class Scoring(NamedTuple):
@@ -120,11 +129,11 @@ def rows_gradient(
     return by_features, by_weight
 
 
-class SampledRisk(torch.autograd.Function):
+class _SampledRisk(torch.autograd.Function):
     """A known loss over in-batch negatives, or all of them, as a function of features and weight."""
 
     @staticmethod
-    def forward(  # noqa: D102
+    def forward(
         ctx: Any,
         features: Tensor,
         weight: Tensor,
@@ -141,7 +150,7 @@ class SampledRisk(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # type: ignore[misc]
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         by_score, exponentials, inputs, rows, classes, norms = ctx.saved_tensors
         factor = (by_score * gradient).unsqueeze(1)
         if exponentials.shape[1] > 2 * inputs.shape[1] and inputs.dtype == exponentials.dtype == factor.dtype:
@@ -150,6 +159,49 @@ class SampledRisk(torch.autograd.Function):
             by_logits = (exponentials * factor).to(inputs.dtype)
             found = rows_gradient(ctx, by_logits, inputs, rows, classes, norms)
         return *found, None, None, None, None, None
+
+
+def exponentials_of(
+    logits: Tensor,
+    own: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    scored: Scored,
+    scoring: Scoring,
+    offsets: Tensor | None = None,
+    dense: Callable[[], Samples] | None = None,
+) -> Exponentials:
+    """The samples of a softmax by its logits: in half of the passes over them, and one node of the graph.
+
+    Args:
+        logits: detached, in float32 or better, shape ``(B, m)``, m at least 2; they are overwritten.
+        own: place of each row's own logit, which is no sample, shape ``(B, 1)``.
+        features: with their graph, shape ``(B, D)``.
+        weight: with its graph; its rows, all or those of ``scored``, are what the features were multiplied with.
+        scored: what was multiplied.
+        scoring: how.
+        offsets: what the logits of the others get, shape ``(m,)`` or broadcast to ``(B, m)``.
+        dense: gives the scores themselves, for an update that needs them.
+    """
+    with torch.no_grad():
+        own_logits, slope = scoring.own(logits.gather(1, own))
+        if offsets is not None:
+            logits += offsets
+        exponentials, count = logits.scatter_(1, own, NO_SCORE), logits.shape[1] - 1
+        largest, total, sums = _exponentiate(logits)
+        # A score is a difference of two logits: its own gets the others' gradients, negated.
+        exponentials.scatter_(1, own, -sums * slope if isinstance(slope, Tensor) else -sums)
+
+    def with_gradient(loss: Tensor, by_score: Tensor) -> Tensor:
+        found = _SampledRisk.apply(features, weight, loss, by_score, exponentials, scored, scoring.scale)  # type: ignore[no-untyped-call]
+        return cast(Tensor, found)
+
+    def squares() -> Tensor:
+        return exponentials.scatter(1, own, 0.0).square().sum(dim=1) / count
+
+    # A score of −∞ is no mask here, so that the sum of the logits has to be finite.
+    least, mean = (largest - own_logits).squeeze(1), (sums / count).squeeze(1)
+    return Exponentials(least, mean, count, False, with_gradient, dense, total, squares)
 
 
 def _product_dtype(features: Tensor, rows: Tensor) -> torch.dtype:
@@ -167,3 +219,32 @@ def distinct(labels: Tensor, all_labels: Tensor | None) -> tuple[Tensor, Tensor]
         classes = torch.unique(all_labels)
         place = torch.searchsorted(classes, labels)
     return classes, place.unsqueeze(1)
+
+
+def _exponentiate(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Turn logits in place into exp(logit − the largest of its row); many of them on a CPU such as a cache holds.
+
+    Returns:
+        The largest of each row, shape ``(B, 1)``; the sum of the differences, shape ``(B,)``, which is not finite where
+        a logit is not; and the sum of the exponentials, shape ``(B, 1)``.
+    """
+    if logits.device.type == "cpu" and logits.numel() > _FEW_LOGITS:
+        parts = [
+            _exponentiate_rows(rows, True) for rows in torch.split(logits, max(1, _LOGITS_AT_A_TIME // logits.shape[1]))
+        ]
+        largest, total, sums = (torch.cat(each) for each in zip(*parts, strict=True))
+        return largest, total, sums
+    return _exponentiate_rows(logits, False)
+
+
+def _exponentiate_rows(logits: Tensor, cut: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """As :func:`_exponentiate`; ``cut`` makes 0 of exponentials so small that they would be slow."""
+    largest = logits.amax(dim=1, keepdim=True)
+    logits -= largest
+    total = logits.sum(dim=1)
+    if cut:
+        logits.clamp_(min=_LEAST_EXPONENT)
+    logits.exp_()
+    if cut:
+        F.threshold(logits, 1.01 * math.exp(_LEAST_EXPONENT), 0.0, inplace=True)
+    return largest, total, logits.sum(dim=1, keepdim=True)

@@ -15,13 +15,14 @@ from torch.optim import Optimizer
 
 from scent_lightning import distributed
 from scent_lightning.data.interactions import Interactions
-from scent_lightning.duals import DualUpdate, DualVariable
+from scent_lightning.duals import DenseScores, DualUpdate, DualVariable, DualVariableMixin, Exponentials, Samples
 from scent_lightning.duals.table import Placement
 from scent_lightning.duals.weight_step import WeightStepRule
 from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32, log_sum_exp
 from scent_lightning.functional.full_ranking import Entries, top_of_all
 from scent_lightning.functional.proposals import correct_scores, log_inclusion_beside
+from scent_lightning.modules.sampled_scores import Scored, Scoring, exponentials_of
 from scent_lightning.modules.towers import EmbeddingTower
 from scent_lightning.optim import RowSparseAdam
 from scent_lightning.tasks.batches import class_numbers, three_parts
@@ -199,15 +200,18 @@ class RetrievalTask(ItemRankingTask):
         """Update ν at the batch's interactions and return the loss."""
         inputs, items, index = three_parts(batch, "queries, items")
         items = class_numbers(items, len(index))
-        previous = self.at_previous_weights(lambda: self._scored(inputs, items, index))
-        scored = self._scored(inputs, items, index)
-        anchors = index
-        if self.anchor == "query":
-            anchors = self._of_rows(self._pairs("anchor 'query'").queries, index)
-        more: dict[str, Any] = {} if previous is None else {"previous_scores": previous.scores}
-        loss = self.entropic_risk(_ANCHOR, scored.scores, anchors, scored.mask, **more)
-        if self.anchor == "query":
-            loss = loss - self._mean_over_anchors(scored)
+        previous = self.at_previous_weights(lambda: self._samples(inputs, items, index)[0])
+        samples, scored = self._samples(inputs, items, index)
+        more: dict[str, Any] = {} if previous is None else {"previous_scores": previous}
+        if scored is None:
+            loss = self.entropic_risk(_ANCHOR, samples, index, **more)
+        else:
+            anchors = index
+            if self.anchor == "query":
+                anchors = self._of_rows(self._pairs("anchor 'query'").queries, index)
+            loss = self.entropic_risk(_ANCHOR, scored.scores, anchors, scored.mask, **more)
+            if self.anchor == "query":
+                loss = loss - self._mean_over_anchors(scored)
         loss = self.with_placeholder(loss)
         if self.log_loss(loss) and self.negatives == "all":
             self._log_cross_entropy(scored)
@@ -226,16 +230,60 @@ class RetrievalTask(ItemRankingTask):
             return (own * valid).sum() / valid.sum().clamp(min=1)
         return (own * step.row_weight.to(own.dtype) * valid).sum()
 
-    def _log_cross_entropy(self, scored: _Scored) -> None:
+    def _log_cross_entropy(self, scored: _Scored | None) -> None:
         """Of the batch: over all items but those that are left out of the sum."""
         with torch.no_grad():
-            others = scored.scores if self.anchor == "interaction" else scored.scores - scored.own
-            total = log_sum_exp(others.masked_fill(~scored.mask, -math.inf))
-            if self.correction == "frequency":
-                total = total - scored.mask.sum(dim=1).log() + math.log(self.num_items - 1)
-        self.log("train/cross_entropy", (total if self.include_target else softplus(total)).mean())
+            if scored is None:
+                step = cast(DualVariable, self.duals[_ANCHOR]).last_step
+                if step is None:
+                    return
+                total = step.log_mean + math.log(self.num_items - 1)
+            else:
+                others = scored.scores if self.anchor == "interaction" else scored.scores - scored.own
+                total = log_sum_exp(others.masked_fill(~scored.mask, -math.inf))
+                if self.correction == "frequency":
+                    total = total - scored.mask.sum(dim=1).log() + math.log(self.num_items - 1)
+            self.log("train/cross_entropy", (total if self.include_target else softplus(total)).mean())
 
-    def _scored(self, inputs: Tensor, items: Tensor, index: Tensor) -> _Scored:
+    def _samples(self, inputs: Tensor, items: Tensor, index: Tensor) -> tuple[Samples, _Scored | None]:
+        """What the loss is of: exponentials where nothing is left out of a row's sum, else the scores."""
+        found = self._exponentials(inputs, items, index)
+        if found is not None:
+            return found, None
+        scored = self._scored(inputs, items, index, self.include_target)
+        return DenseScores(scored.scores, scored.mask), scored
+
+    def _exponentials(self, inputs: Tensor, items: Tensor, index: Tensor) -> Exponentials | None:
+        whole = self.anchor == "interaction" and self.negatives != "uniform" and not (self.mask_hits or self.num_mined)
+        known = self.correction == "frequency" or not self.include_target
+        if not whole or not known or type(self).entropic_risk is not DualVariableMixin.entropic_risk:
+            return None
+        try:
+            candidates, place, _, log_probability = self._candidates(items)
+            number = len(candidates)
+            if number < 2 or not len(items):
+                return None
+            vectors, rows = self(inputs), self.item_vectors(candidates)
+            with torch.no_grad():
+                product = vectors @ rows.T
+                scored = Scored(vectors.to(product.dtype), rows.to(product.dtype), None, None)
+                logits, offsets = at_least_float32(self._scaled(product)), None
+                if self.correction == "frequency" and self.negatives == "in_batch":
+                    offsets = (math.log(number - 1) - math.log(self.num_items - 1) - log_probability).to(logits.dtype)
+
+            def dense() -> DenseScores:
+                found = self._scored(inputs, items, index, False)
+                return DenseScores(found.scores, found.mask)
+
+            scoring = Scoring(self.normalize, self.scale)
+            found = exponentials_of(logits, place, vectors, rows, scored, scoring, offsets, dense)
+        except (IndexError, RuntimeError):
+            self._check_numbers(inputs, items)
+            raise
+        # The own item's score is 0, and it is there in every batch.
+        return found.plus_constant(-math.log(self.num_items - 1)) if self.include_target else found
+
+    def _scored(self, inputs: Tensor, items: Tensor, index: Tensor, include_target: bool) -> _Scored:
         """Scores of a batch, corrected."""
         try:
             candidates, place, drawn, log_probability = self._candidates(items)
@@ -253,7 +301,7 @@ class RetrievalTask(ItemRankingTask):
         if self.mask_hits and self._interactions is not None:
             pairs = self._pairs("mask_hits")
             _leave_out(mask, candidates, *pairs.of_query.entries(self._of_rows(pairs.queries, index)))
-        if self.include_target:
+        if include_target:
             mask = mask.scatter(1, place, True)
             # It is there in every batch.
             log_probability = log_probability.expand_as(scores).scatter(1, place, 0.0)

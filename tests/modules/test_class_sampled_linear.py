@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from scent_lightning.duals import BSGD, SCENT, DenseScores, DualVariable, SoftplusASGD
 from scent_lightning.errors import DualDivergenceError, InputError
-from scent_lightning.modules import ClassSampledLinear, class_sampled_linear
+from scent_lightning.modules import ClassSampledLinear, sampled_scores
 
 K, D, B = 50, 6, 9
 
@@ -84,8 +84,8 @@ def test_autocast_multiplies_in_half_precision_and_keeps_the_gradients_dtype(bat
 def test_exponentials_are_those_of_the_scores(batch, options, dtype, negatives, at_a_time, monkeypatch):
     """Loss, ν and gradients through the exponentials, against the scores written out in float64."""
     if at_a_time:  # as where there are many logits
-        monkeypatch.setattr(class_sampled_linear, "_FEW_LOGITS", 0)
-        monkeypatch.setattr(class_sampled_linear, "_LOGITS_AT_A_TIME", at_a_time)
+        monkeypatch.setattr(sampled_scores, "_FEW_LOGITS", 0)
+        monkeypatch.setattr(sampled_scores, "_LOGITS_AT_A_TIME", at_a_time)
     features, labels = batch[0].to(dtype), batch[1]
     labels[3] = labels[7]
     head, index = head_of(negatives=negatives, **options).to(dtype), torch.arange(B) + 2
@@ -115,7 +115,7 @@ def test_exponentials_are_those_of_the_scores(batch, options, dtype, negatives, 
 
 @pytest.mark.parametrize("negatives", ["in_batch", "all"])
 def test_classes_that_are_far_below_the_largest_get_no_gradient(negatives, monkeypatch):
-    monkeypatch.setattr(class_sampled_linear, "_FEW_LOGITS", 0)
+    monkeypatch.setattr(sampled_scores, "_FEW_LOGITS", 0)
     head, variable = head_of(negatives=negatives), DualVariable(3, BSGD())
     with torch.no_grad():
         head.weight.copy_(torch.arange(K).unsqueeze(1) * torch.eye(1, D))
@@ -161,7 +161,7 @@ def test_exponentials_with_the_labels_of_all_processes(batch):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("negatives", ["in_batch", "all"])
 def test_a_class_whose_row_is_not_finite_is_found(bad, negatives, monkeypatch):
-    monkeypatch.setattr(class_sampled_linear, "_FEW_LOGITS", 0 if negatives == "all" else 2**16)
+    monkeypatch.setattr(sampled_scores, "_FEW_LOGITS", 0 if negatives == "all" else 2**16)
     head, variable = head_of(negatives=negatives), DualVariable(10, SCENT(log_alpha=0.0))
     with torch.no_grad():
         head.weight[7, 0] = bad

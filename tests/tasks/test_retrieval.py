@@ -15,7 +15,7 @@ from torchmetrics.functional.retrieval import retrieval_normalized_dcg, retrieva
 from scent_lightning.callbacks import PredictionWriter, VectorExport
 from scent_lightning.data import Interactions, InteractionsDataModule
 from scent_lightning.data.interactions import Ragged, hashed_ngrams
-from scent_lightning.duals import BSGD, SCENT, SOX
+from scent_lightning.duals import BSGD, MSVR, SCENT, SOX, SoftplusASGD
 from scent_lightning.errors import InputError
 from scent_lightning.modules import EmbeddingTower, HashedTextTower
 from scent_lightning.optim import RowSparseAdam
@@ -49,9 +49,7 @@ def batch_of(rows):
 
 def log_mean(task, rows):
     """The logarithm of the inner mean of each row of a batch."""
-    scored = task._scored(batch_of(rows)[0], batch_of(rows)[1], torch.as_tensor(rows))
-    total = scored.scores.masked_fill(~scored.mask, -math.inf).logsumexp(dim=1)
-    return total - scored.mask.sum(dim=1).clamp(min=1).log()
+    return task._samples(*batch_of(rows))[0].sides()[0].log_mean
 
 
 # ------------------------------------------------------------------ what is estimated
@@ -130,10 +128,39 @@ def test_the_cross_entropy_of_training_is_exact(anchor, correction, include_targ
     logged = {}
     task.log = lambda name, value, **_: logged.update({name: value.item()})
     batch = batch_of(range(len(PAIRS)))
-    task._log_cross_entropy(task._scored(*batch))
+    samples, scored = task._samples(*batch)
+    if scored is None:
+        task.entropic_risk("nu", samples, batch[2])
+    task._log_cross_entropy(scored)
     logits = task(batch[0]) @ task.item_vectors(torch.arange(ITEMS)).T
     exact = nn.functional.cross_entropy(logits, batch[1]).item()
     assert logged == {"train/cross_entropy": pytest.approx(exact, rel=1e-6)}
+
+
+@pytest.mark.parametrize("negatives", ["in_batch", "all"])
+@pytest.mark.parametrize("correction", ["frequency", "none"])
+@pytest.mark.parametrize("options", [{}, {"include_target": True}, {"normalize": True, "scale": 9.0}])
+@pytest.mark.parametrize("dual", [SCENT(log_alpha=1.0), SoftplusASGD(0.3, 1e-2), MSVR(0.5, 0.5)])
+def test_a_step_by_exponentials_is_that_of_the_scores(negatives, correction, options, dual, monkeypatch):
+    found = []
+    for by_scores in (False, True):
+        task = task_of(dual, negatives=negatives, correction=correction, **options)
+        if by_scores:
+            monkeypatch.setattr(task, "_exponentials", lambda *_: None)
+        optimizer = torch.optim.SGD(task.parameters(), lr=0.5)
+        losses = []
+        for rows in ([0, 2, 4, 6], [1, 2, 3, 4], [0, 2, 4, 6]):
+            loss = task.training_step(batch_of(rows), 0)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert (task._samples(*batch_of([0, 2, 4, 6]))[1] is None) == (
+            not by_scores and not (options.get("include_target") and correction == "none")
+        )
+        found.append((torch.tensor(losses), task.duals["nu"].nu, *(weight.detach() for weight in task.parameters())))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("include_target", [False, True])
@@ -153,7 +180,7 @@ def test_a_query_as_anchor_has_the_same_gradient_where_nu_is_exact(include_targe
 def test_repeated_queries_count_once():
     task = task_of(BSGD(), anchor="query")
     loss = task.training_step(batch_of([0, 1, 2, 5]), 0)  # query 0 twice
-    scored = task._scored(*batch_of([0, 1, 2, 5])[:2], torch.tensor([0, 1, 2, 5]))
+    scored = task._scored(*batch_of([0, 1, 2, 5]), False)
     means = scored.scores.masked_fill(~scored.mask, -math.inf).exp().sum(dim=1) / scored.mask.sum(dim=1)
     expected = [
         math.log((means[0] + means[1]) / 2) - float(scored.own[:2].mean()),
