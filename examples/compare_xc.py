@@ -15,7 +15,6 @@ figure drawn.
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from resumable import bare_trainer, dual_update, of_seeds, read_rows, run_missing, settings, silent_process
+from resumable import bare_trainer, dual_update, of_seeds, read_rows, run_missing, settings, silent_process, spread
 from torch import Tensor
 
 from scent_lightning.data import FeatureDataModule
@@ -147,16 +146,15 @@ def run(
 
 
 def table(rows: list[dict[str, Any]], methods: list[str], epochs: int) -> str:
-    """Means over the seeds after the last epoch, as a Markdown table."""
+    """Means over the seeds after the last epoch, and of several their deviation, as a Markdown table."""
     names = ("train_cross_entropy", "train_top1", "val_cross_entropy", "val_top1")
     lines = ["| method | " + " | ".join(name.replace("_", " ") for name in names) + " | settings |"]
     lines.append("| --- |" + " --- |" * (len(names) + 1))
     for method in methods:
         final = [row for row in rows if row["method"] == method and row["epoch"] == epochs]
-        means = [statistics.mean(row[name] for row in final) for name in names]
-        lines.append(
-            f"| {method} | " + " | ".join(f"{mean:.3f}" for mean in means) + f" | {settings(*setting(method))} |"
-        )
+        found = [spread([row[name] for row in final]) for name in names]
+        said = [f"{mean:.3f} ± {deviation:.3f}" if len(final) > 1 else f"{mean:.3f}" for mean, deviation in found]
+        lines.append(f"| {method} | " + " | ".join(said) + f" | {settings(*setting(method))} |")
     return "\n".join(lines)
 
 
