@@ -254,6 +254,7 @@ class RetrievalTask(ItemRankingTask):
         return DenseScores(scored.scores, scored.mask), scored
 
     def _exponentials(self, inputs: Tensor, items: Tensor, index: Tensor) -> Exponentials | None:
+        """The same as :meth:`_scored` without the matrix of scores; None where a row's sum lacks some items."""
         whole = self.anchor == "interaction" and self.negatives != "uniform" and not (self.mask_hits or self.num_mined)
         known = self.correction == "frequency" or not self.include_target
         if not whole or not known or type(self).entropic_risk is not DualVariableMixin.entropic_risk:
