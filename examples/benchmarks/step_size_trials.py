@@ -487,18 +487,18 @@ def by_hand(problem: str) -> Rule:
     return Rule(given["log_alpha"], given.get("schedule") == "cosine", given.get("max_log_weight", math.inf))
 
 
-# What the tasks take of their own accord; of classification the rate is for each class.
-NOTHING_SET = {
-    "regression": Rule(proximal=True, clip=False, rate=0.01, decades=4, warmup=1),
-    "partial AUC": Rule(proximal=True, rate=1e-3),
-    "classification": Rule(proximal=True, rate=1.0, gradual=True),
-}
-# The same with a learning rate that is found, as the task of the kind has it.
 TASKS: dict[str, type[BaseTask]] = {
     "regression": DRORegressionTask,
     "partial AUC": PartialAUCTask,
     "classification": ExtremeClassificationTask,
 }
+# What the tasks take of their own accord; of classification the rate is for each class, in partial AUC it is found.
+NOTHING_SET = {
+    "regression": Rule(proximal=True, clip=False, rate=0.01, decades=4, warmup=1),
+    "partial AUC": Rule(proximal=True, rate=1e-3, auto_lr=PartialAUCTask.auto_lr),
+    "classification": Rule(proximal=True, rate=1.0, gradual=True),
+}
+# The same with a learning rate that is found, as the task of the kind has it.
 AUTO_LR = {kind: replace(rule, auto_lr=TASKS[kind].auto_lr) for kind, rule in NOTHING_SET.items()}
 GLYPH_CLASSES = 20_902
 RULES: dict[str, Rule | Callable[[Rule], Rule]] = {

@@ -22,7 +22,7 @@ from scent_lightning.metrics import OneWayPartialAUC, PartialAUCObjective, TwoWa
 from scent_lightning.modules.classifiers import binary_classifier, last_linear
 from scent_lightning.tasks.base import BaseTask
 from scent_lightning.tasks.batches import binary_labels, check_range, check_rows, three_parts
-from scent_lightning.tasks.training import GivenRate, LearningRate, LearningRateSchedule
+from scent_lightning.tasks.training import GivenRate, LearningRate, LearningRateSchedule, nothing_is_given
 from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
 __all__ = ["PartialAUCTask"]
@@ -79,7 +79,8 @@ class PartialAUCTask(BaseTask):
         freeze_backbone: train the classifier only; the rest stays as it is, batch-norm statistics included.
         max_fpr: largest false-positive rate of the partial AUC that is logged, in (0, 1].
         min_tpr: smallest true-positive rate of the two-way partial AUC that is logged, in [0, 1).
-        lr: learning rate of SGD, above 0; "auto" finds it during the run; None: 0.001.
+        lr: learning rate of SGD, above 0; "auto" finds it during the run; None: "auto" where it can be found and
+            neither ``lr_schedule`` nor ``warmup_epochs`` is given, else 0.001.
         momentum: momentum of SGD, in [0, 1).
         weight_decay: L2 penalty of SGD, at least 0.
         optimizer: another optimiser by class path, with its own settings, in place of SGD; None: SGD.
@@ -140,6 +141,8 @@ class PartialAUCTask(BaseTask):
         independent_sample: bool = False,
         warmup_epochs: float | None = None,
     ) -> None:
+        if loss == "partial_auc" and nothing_is_given(lr, optimizer, lr_schedule, weight_step, warmup_epochs):
+            lr = "auto"
         super().__init__(lr, momentum, weight_decay, False, optimizer, lr_schedule, weight_step, warmup_epochs)
         self.loss = checked_choice("loss", loss, get_args(Loss))
         if self.loss == "cross_entropy" and self.finds_lr:

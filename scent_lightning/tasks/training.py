@@ -62,6 +62,11 @@ def check_auto(lr: str, optimizer: Any, lr_schedule: Any, weight_step: str, warm
             raise InputError(f"lr 'auto' rises and falls by a rule of its own: leave {name} out, got {given!r}")
 
 
+def nothing_is_given(lr: Any, optimizer: Any, lr_schedule: Any, weight_step: str, warmup_epochs: Any) -> bool:
+    """Whether the learning rate can be found, and nothing is said of it."""
+    return weight_step == "proximal" and all(x is None for x in (lr, optimizer, lr_schedule, warmup_epochs))
+
+
 def check_trains(parameters: Iterable[Any], way_out: str) -> None:
     """Raise InputError where there is nothing to train; ``way_out`` says what would change that."""
     if not list(parameters):

@@ -100,7 +100,16 @@ def test_where_none_is_given(name):
         task = make(**given)
         return task.lr, task.lr_schedule, task.warmup_epochs
 
-    assert of() == of(weight_step="proximal") == proximal
+    if name == "partial AUC":  # is found, unless something is said of it
+        assert of() == of(weight_step="proximal") == of(lr="auto")
+        assert make().finds_lr
+        assert make().hparams["lr"] == "auto"
+        assert not any(
+            make(**given).finds_lr for given in ({"lr": 0.7}, {"lr_schedule": "step"}, {"loss": "cross_entropy"})
+        )
+        assert of(loss="cross_entropy") == of(lr_schedule="cosine") == proximal
+    else:
+        assert of() == of(weight_step="proximal") == proximal
     assert of(weight_step="gradient") == (gradient, "cosine", 0.0)
     assert of(optimizer=torch.optim.SGD)[1:] == ("cosine", 0.0)
     assert of(lr=0.7) == (0.7, *proximal[1:])
