@@ -95,7 +95,7 @@ def test_sampled_heads(negatives, normalize, scale):
     generators = [torch.Generator().manual_seed(3) for _ in range(2)]
     scores, mask = head(features, labels, generator=generators[0])
     samples = head.samples(features, labels, generator=generators[1])
-    assert isinstance(samples, Exponentials) == (negatives == "in_batch")
+    assert isinstance(samples, Exponentials) == (negatives != "uniform")
     assert_kappa(measured(samples, index)[0], scores, index, mask)
 
 
