@@ -22,7 +22,7 @@ from scent_lightning.errors import InputError
 from scent_lightning.functional import at_least_float32, log_sum_exp
 from scent_lightning.functional.full_ranking import Entries, top_of_all
 from scent_lightning.functional.proposals import correct_scores, log_inclusion_beside
-from scent_lightning.modules.sampled_scores import Scored, Scoring, exponentials_of
+from scent_lightning.modules.sampled_scores import Scoring, exponentials_of, score
 from scent_lightning.modules.towers import EmbeddingTower
 from scent_lightning.optim import RowSparseAdam
 from scent_lightning.tasks.batches import class_numbers, three_parts
@@ -45,6 +45,22 @@ class _Scored(NamedTuple):
     scores: Tensor
     mask: Tensor
     own: Tensor
+
+
+class _Made(NamedTuple):
+    """What a batch's scores are made of: what :meth:`RetrievalTask._candidates` gives, and the vectors by the towers.
+
+    Attributes:
+        vectors: of the batch's queries, shape ``(B, D)``.
+        rows: of the candidates, shape ``(m, D)``.
+    """
+
+    candidates: Tensor
+    place: Tensor
+    drawn: Tensor | None
+    log_probability: Tensor
+    vectors: Tensor
+    rows: Tensor
 
 
 class RetrievalTask(ItemRankingTask):
@@ -247,55 +263,52 @@ class RetrievalTask(ItemRankingTask):
 
     def _samples(self, inputs: Tensor, items: Tensor, index: Tensor) -> tuple[Samples, _Scored | None]:
         """What the loss is of: exponentials where nothing is left out of a row's sum, else the scores."""
-        found = self._exponentials(inputs, items, index)
-        if found is not None:
-            return found, None
-        scored = self._scored(inputs, items, index, self.include_target)
+        try:
+            made = self._made(inputs, items)
+            found = self._exponentials(made, index)
+            if found is not None:
+                return found, None
+            scored = self._scored(made, index, self.include_target)
+        except (IndexError, RuntimeError):
+            self._check_numbers(inputs, items)
+            raise
         return DenseScores(scored.scores, scored.mask), scored
 
-    def _exponentials(self, inputs: Tensor, items: Tensor, index: Tensor) -> Exponentials | None:
+    def _made(self, inputs: Tensor, items: Tensor) -> _Made:
+        """What is scored; the towers are called here, once a step."""
+        candidates = self._candidates(items)
+        return _Made(*candidates, self(inputs), self.item_vectors(candidates[0]))
+
+    def _exponentials(self, made: _Made, index: Tensor) -> Exponentials | None:
         """The same as :meth:`_scored` without the matrix of scores; None where a row's sum lacks some items."""
         whole = self.anchor == "interaction" and self.negatives != "uniform" and not (self.mask_hits or self.num_mined)
         known = self.correction == "frequency" or not self.include_target
         if not whole or not known or type(self).entropic_risk is not DualVariableMixin.entropic_risk:
             return None
-        try:
-            candidates, place, _, log_probability = self._candidates(items)
-            number = len(candidates)
-            if number < 2 or not len(items):
-                return None
-            vectors, rows = self(inputs), self.item_vectors(candidates)
-            with torch.no_grad():
-                product = vectors @ rows.T
-                scored = Scored(vectors.to(product.dtype), rows.to(product.dtype), None, None)
-                logits, offsets = at_least_float32(self._scaled(product)), None
-                if self.correction == "frequency" and self.negatives == "in_batch":
-                    offsets = (math.log(number - 1) - math.log(self.num_items - 1) - log_probability).to(logits.dtype)
+        number, scoring = len(made.candidates), Scoring(scale=self.scale)
+        if number < 2 or not len(made.vectors):
+            return None
+        with torch.no_grad():
+            logits, scored = score(made.vectors, made.rows, None, scoring)
+            logits, offsets = at_least_float32(logits), None
+            if self.correction == "frequency" and self.negatives == "in_batch":
+                offsets = (math.log(number - 1) - math.log(self.num_items - 1) - made.log_probability).to(logits.dtype)
 
-            def dense() -> DenseScores:
-                found = self._scored(inputs, items, index, False)
-                return DenseScores(found.scores, found.mask)
+        def dense() -> DenseScores:
+            found = self._scored(made, index, False)
+            return DenseScores(found.scores, found.mask)
 
-            scoring = Scoring(self.normalize, self.scale)
-            found = exponentials_of(logits, place, vectors, rows, scored, scoring, offsets, dense)
-        except (IndexError, RuntimeError):
-            self._check_numbers(inputs, items)
-            raise
+        found = exponentials_of(logits, made.place, made.vectors, made.rows, scored, scoring, offsets, dense)
         # The own item's score is 0, and it is there in every batch.
         return found.plus_constant(-math.log(self.num_items - 1)) if self.include_target else found
 
-    def _scored(self, inputs: Tensor, items: Tensor, index: Tensor, include_target: bool) -> _Scored:
+    def _scored(self, made: _Made, index: Tensor, include_target: bool) -> _Scored:
         """Scores of a batch, corrected."""
-        try:
-            candidates, place, drawn, log_probability = self._candidates(items)
-            vectors = self(inputs)
-            logits = self._scaled(vectors @ self.item_vectors(candidates).T)
-            own = logits.gather(1, place)
-        except (IndexError, RuntimeError):
-            self._check_numbers(inputs, items)
-            raise
+        candidates, place, drawn, log_probability, vectors, item_rows = made
+        logits = self._scaled(vectors @ item_rows.T)
+        own = logits.gather(1, place)
         scores = logits - own if self.anchor == "interaction" else logits
-        columns = torch.arange(len(candidates), device=items.device)
+        columns = torch.arange(len(candidates), device=place.device)
         mask = columns != place
         if drawn is not None:
             mask &= drawn

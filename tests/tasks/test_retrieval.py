@@ -180,7 +180,8 @@ def test_a_query_as_anchor_has_the_same_gradient_where_nu_is_exact(include_targe
 def test_repeated_queries_count_once():
     task = task_of(BSGD(), anchor="query")
     loss = task.training_step(batch_of([0, 1, 2, 5]), 0)  # query 0 twice
-    scored = task._scored(*batch_of([0, 1, 2, 5]), False)
+    batch = batch_of([0, 1, 2, 5])
+    scored = task._scored(task._made(*batch[:2]), batch[2], False)
     means = scored.scores.masked_fill(~scored.mask, -math.inf).exp().sum(dim=1) / scored.mask.sum(dim=1)
     expected = [
         math.log((means[0] + means[1]) / 2) - float(scored.own[:2].mean()),
