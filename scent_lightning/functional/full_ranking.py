@@ -54,6 +54,31 @@ def tiles(rows: int, items: int, device: torch.device) -> Iterator[tuple[slice, 
             yield slice(row, min(row + high, rows)), slice(item, min(item + wide, items))
 
 
+class _LeftOut:
+    """Takes entries out of the scores, piece by piece; those of a piece's rows are looked up once."""
+
+    def __init__(self, entries: Entries | None) -> None:
+        self._entries, self._here = entries, entries
+        self._rows: slice | None = None
+
+    def take_out(self, scores: Tensor, rows: slice, start: int) -> None:
+        """Of the scores ``(rows, m)`` of the items from ``start``, in place."""
+        if self._entries is None:
+            return
+        if rows != self._rows:
+            self._rows, self._here = rows, self._entries.of_rows(rows)
+        if self._here is not None:
+            scores[self._here.between(start, start + scores.shape[1])] = -math.inf
+
+
+def _pieces(queries: Tensor, chunks: Chunks, scale: float) -> Iterator[tuple[slice, int, Tensor]]:
+    """Rows, first item and scores, in float32 or better, of each piece of the matrix of all scores."""
+    for start, vectors in chunks:
+        for rows, items in tiles(len(queries), len(vectors), queries.device):
+            scores = at_least_float32(queries[rows] @ vectors[items].T)
+            yield rows, start + items.start, scores if scale == 1 else scores.mul_(scale)
+
+
 class RanksAmongAll:
     """Takes in the scores of all items, piece by piece: how many come before each right one, and the softmax.
 
@@ -67,7 +92,8 @@ class RanksAmongAll:
     """
 
     def __init__(self, queries: int, right: Entries, own: Tensor, left_out: Entries | None = None) -> None:
-        self.right, self.own, self.left_out = right, own, left_out
+        self.right, self.own = right, own
+        self._left_out = _LeftOut(left_out)
         self._total = torch.full((queries,), -math.inf, dtype=own.dtype, device=own.device)
         self._ranks = torch.zeros_like(right.items)
         self._just_below = torch.nextafter(own, torch.full_like(own, -math.inf))
@@ -87,8 +113,7 @@ class RanksAmongAll:
         total = self._total[rows]
         torch.logaddexp(total, log_sum_exp(scores), out=total)
         stop = start + scores.shape[1]
-        if self._left_out is not None:
-            scores[self._left_out.between(start, stop)] = -math.inf
+        self._left_out.take_out(scores, rows, start)
         if not self._one_each:
             scores = scores[self._right.rows]
         places, own, items = self._places, self.own[self._places], self._right.items
@@ -108,7 +133,6 @@ class RanksAmongAll:
             first = torch.searchsorted(self.right.rows, torch.tensor([rows.start, rows.stop], device=self.own.device))
             self._places = slice(*first.tolist())
         self._right = Entries(self.right.rows[self._places] - rows.start, self.right.items[self._places])
-        self._left_out = None if self.left_out is None else self.left_out.of_rows(rows)
 
     def found(self) -> tuple[Tensor, Tensor]:
         """Ranks, shape ``(V,)``, int64, and softmax cross-entropies, shape ``(V,)``."""
@@ -139,10 +163,8 @@ def rank_among_all(
         ([1], 1.4076)
     """
     ranking = RanksAmongAll(len(queries), right, own, left_out)
-    for start, vectors in chunks:
-        for rows, items in tiles(len(queries), len(vectors), queries.device):
-            scores = at_least_float32(queries[rows] @ vectors[items].T)
-            ranking.add(rows, start + items.start, scores if scale == 1 else scores.mul_(scale))
+    for rows, start, scores in _pieces(queries, chunks, scale):
+        ranking.add(rows, start, scores)
     return ranking.found()
 
 
@@ -179,14 +201,10 @@ def top_of_all(queries: Tensor, chunks: Chunks, k: int, left_out: Entries, scale
         >>> [found.tolist() for found in top_of_all(torch.ones(1, 1), [(0, items)], 2, left_out)]
         [[[1, 2]], [[2.0, 1.0]]]
     """
-    top = TopAmongAll(k)
-    for start, vectors in chunks:
-        for rows, items in tiles(len(queries), len(vectors), queries.device):
-            scores = at_least_float32(queries[rows] @ vectors[items].T) * scale
-            first = start + items.start
-            if (here := left_out.of_rows(rows)) is not None:
-                scores[here.between(first, first + scores.shape[1])] = -math.inf
-            top.add(rows, first, scores)
+    top, leave_out = TopAmongAll(k), _LeftOut(left_out)
+    for rows, start, scores in _pieces(queries, chunks, scale):
+        leave_out.take_out(scores, rows, start)
+        top.add(rows, start, scores)
     best = top.found()
     return best.items.masked_fill(best.scores == -math.inf, -1), best.scores
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "LEAST_EXPONENT",
     "NO_SCORE",
     "at_least_float32",
     "log_mean_exp",
@@ -28,8 +29,9 @@ __all__ = [
 # Stands in for what a score that does not count is below the largest: its exponential is 0. Finite, because the
 # exponential of −inf is many times slower, as is one that is 0 for a smaller number's sake only.
 NO_SCORE = -1e30
-# Below it an exponential is no longer a normal number, and on CPUs ten to fifty times slower. Beside 1 it is nothing.
-_LEAST_EXPONENT = {torch.float32: -87.0, torch.float64: -708.0}
+# exp of it is the smallest that float32 holds with all its digits. On CPUs exponentials of less are ten to fifty times
+# slower, as is every product that they take part in; beside 1 they are nothing.
+LEAST_EXPONENT = -85.0
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
@@ -158,6 +160,6 @@ def log_sum_exp(scores: Tensor) -> Tensor:
     scores = at_least_float32(scores.detach())
     largest = scores.amax(dim=1)
     reference = torch.where(largest.isinf(), 0.0, largest)
-    shifted = (scores - reference.unsqueeze(1)).clamp_(min=_LEAST_EXPONENT[scores.dtype])
+    shifted = (scores - reference.unsqueeze(1)).clamp_(min=LEAST_EXPONENT)
     found = shifted.exp_().sum(dim=1).log_().add_(reference)
     return torch.where(largest == -math.inf, largest, found)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from scent_lightning.duals import Exponentials, Samples
 from scent_lightning.functional import NO_SCORE
+from scent_lightning.functional.log_mean_exp import LEAST_EXPONENT
 from scent_lightning.modules.margins import MarginType, with_margin
 
 __all__ = ["SampledScores", "Scored", "Scoring", "distinct", "exponentials_of", "rows_gradient", "score"]
@@ -20,8 +21,6 @@ __all__ = ["SampledScores", "Scored", "Scoring", "distinct", "exponentials_of", 
 SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize
 _FEW_LOGITS = 2**16
 _LOGITS_AT_A_TIME = 2**18
-# Of float32: exponentials of less are slow on CPUs, and so is what they are multiplied with.
-_LEAST_EXPONENT = -85.0
 
 
 class Scoring(NamedTuple):
@@ -243,8 +242,8 @@ def _exponentiate_rows(logits: Tensor, cut: bool) -> tuple[Tensor, Tensor, Tenso
     logits -= largest
     total = logits.sum(dim=1)
     if cut:
-        logits.clamp_(min=_LEAST_EXPONENT)
+        logits.clamp_(min=LEAST_EXPONENT)
     logits.exp_()
     if cut:
-        F.threshold(logits, 1.01 * math.exp(_LEAST_EXPONENT), 0.0, inplace=True)
+        F.threshold(logits, 1.01 * math.exp(LEAST_EXPONENT), 0.0, inplace=True)
     return largest, total, logits.sum(dim=1, keepdim=True)

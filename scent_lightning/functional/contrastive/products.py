@@ -10,10 +10,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from scent_lightning.functional.log_mean_exp import at_least_float32
+from scent_lightning.functional.log_mean_exp import LEAST_EXPONENT, at_least_float32
 
-# exp of it is the smallest that float32 holds with all its digits: smaller ones slow every product they take part in.
-_LOWEST = -85.0
 # The columns' sums are in units of exp(their reference), this far below the largest row's: they may be e^±80 apart.
 BELOW_LARGEST = 40.0
 # Whether torch multiplies bfloat16 into float32 (from 2.8 on).
@@ -101,7 +99,7 @@ def _kernel(
             largest = _or_zero(largest)
     elif same is not None:
         block.masked_fill_(same, -math.inf)
-    block.sub_(largest.unsqueeze(1)).clamp_(min=_LOWEST).exp_().sub_(math.exp(_LOWEST))
+    block.sub_(largest.unsqueeze(1)).clamp_(min=LEAST_EXPONENT).exp_().sub_(math.exp(LEAST_EXPONENT))
     diagonal.zero_()
     return block, own, largest
 
