@@ -75,16 +75,15 @@ class DenseSGD(torch.optim.SGD):
     """
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and parameter.grad.is_sparse:
-                    parameter.grad = parameter.grad.to_dense()
-        super().step()
-        return loss
+        def dense() -> float | None:
+            loss = None if closure is None else closure()
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None and parameter.grad.is_sparse:
+                        parameter.grad = parameter.grad.to_dense()
+            return loss
+
+        return super().step(dense)  # type: ignore[arg-type,no-any-return]
 
 
 class Curve(L.Callback):
