@@ -16,6 +16,7 @@ _INSTALLED_BY = {
     "faiss": "faiss-cpu, or faiss-gpu",
     "open_clip": _VISION,
     "optuna": "'scent-lightning[sweep]'",
+    "triton": "triton",
 }
 
 

@@ -36,10 +36,12 @@ class ContrastiveSamples(Samples):
         chunk: rows of the matrix of pairs that exist at a time; None keeps all B.
         group: number of each pair's group, integers, shape ``(B,)``: pairs of one group, as the captions of an image,
             are not compared with each other, on whatever process they are. None: each pair is a group.
+        fused: make the matrix of pairs tile by tile, in two Triton kernels, and keep none of it: for a GPU, without
+            ``chunk``. An update that needs the scores has the whole matrix nevertheless.
 
     Raises:
         InputError: in :meth:`check`: not as many images as texts, or groups that do not fit; in :meth:`sides`: there is
-            but one pair.
+            but one pair, or ``fused`` is not possible (no GPU, no Triton, float64, or ``chunk``).
 
     Example:
         >>> import torch
@@ -64,6 +66,7 @@ class ContrastiveSamples(Samples):
         epsilon: float = 0.0,
         chunk: int | None = None,
         group: Tensor | None = None,
+        fused: bool = False,
     ) -> None:
         self.image = image
         self.text = text
@@ -72,6 +75,7 @@ class ContrastiveSamples(Samples):
         self.epsilon = epsilon
         self.chunk = chunk
         self.group = group
+        self.fused = fused
         self._everyone: Everyone | None = None
 
     def __len__(self) -> int:
@@ -103,7 +107,7 @@ class ContrastiveSamples(Samples):
         """ℓ of the images and of the texts."""
         self._everyone = self._gather()
         self._means = contrastive_log_means(
-            self.image, self.text, self.tau, self.epsilon, self._everyone, self.chunk, self.group
+            self.image, self.text, self.tau, self.epsilon, self._everyone, self.chunk, self.group, self.fused
         )
         negatives = self._means.negatives
         return Side(self._means.image, negatives), Side(self._means.text, negatives)

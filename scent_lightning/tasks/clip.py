@@ -75,6 +75,8 @@ class CLIPTask(BaseTask):
         warmup_steps: steps over which the learning rates rise linearly from 0; then they fall to 0 by a cosine. That of
             τ has its own schedule.
         chunk: rows of the matrix of all pairs that exist at a time; None for all, which is faster.
+        fused_loss: make the matrix of all pairs tile by tile in Triton kernels, and keep none of it: for a GPU, without
+            ``chunk``.
         grad_checkpointing: trade time for memory in both towers.
         lock_image: freeze the image tower (open_clip's "locked-image tuning").
         lock_text: freeze the text tower.
@@ -134,6 +136,7 @@ class CLIPTask(BaseTask):
         tau_lr_schedule: TauSchedule = "cosine",
         tau_threshold: float = 0.03,
         tau_lr_factor: float = 1 / 3,
+        fused_loss: bool = False,
     ) -> None:
         super().__init__(lr, weight_decay=weight_decay, weight_step=weight_step)
         if tau is not None:
@@ -154,6 +157,9 @@ class CLIPTask(BaseTask):
             checked_number("beta2", beta2, least=0, below=1),
         )
         self.chunk: int | None = checked_integer("chunk", chunk, or_none=True)
+        if fused_loss and chunk is not None:
+            raise InputError(f"fused_loss keeps no rows of the matrix of pairs: leave chunk out, got {chunk}")
+        self.fused_loss = fused_loss
         architecture = read_architecture(architecture)
         self.save_hyperparameters()
         # The command line hands over its own: of a JSON file the name, which means nothing once the file is gone.
@@ -229,7 +235,7 @@ class CLIPTask(BaseTask):
         return self.entropic_risk((_IMAGE, _TEXT), samples, index, previous_scores=previous)
 
     def _samples(self, image: Tensor, text: Tensor, tau: Tensor, group: Tensor | None) -> ContrastiveSamples:
-        return ContrastiveSamples(image, text, tau, self.rho, self.epsilon, self.chunk, group)
+        return ContrastiveSamples(image, text, tau, self.rho, self.epsilon, self.chunk, group, self.fused_loss)
 
     # ---------------------------------------------------------------- steps
 

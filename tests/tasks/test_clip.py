@@ -435,6 +435,7 @@ def test_another_number_of_pairs_evaluates_but_does_not_train(tmp_path):
         ({"lr": 0.0}, "lr must be a finite number above 0"),
         ({"beta1": 1.0}, r"beta1 must be a number in \[0, 1\)"),
         ({"chunk": 0}, "chunk must be None or an integer of at least 1"),
+        ({"chunk": 5, "fused_loss": True}, "fused_loss keeps no rows of the matrix of pairs: leave chunk out, got 5"),
         ({"tau_lr_schedule": "step"}, "tau_lr_schedule must be one of cosine, constant, step_thresh, got 'step'"),
         ({"tau_lr_factor": 2}, r"tau_lr_factor must be a number in \(0, 1\], got 2"),
         (

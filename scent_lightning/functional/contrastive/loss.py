@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from scent_lightning.errors import InputError
+from scent_lightning.functional.contrastive import fused as in_tiles
 from scent_lightning.functional.contrastive.products import (
     BELOW_LARGEST,
     Groups,
@@ -92,6 +93,7 @@ class ContrastiveLogMeans:
     _columns: tuple[Tensor, Tensor] | None  # reference and sums of the columns
     _text_rows: RowSums | None
     _chunk: int | None
+    _fused: bool
 
 
 def contrastive_scores(
@@ -137,6 +139,7 @@ def contrastive_log_means(
     everyone: Everyone | None = None,
     chunk: int | None = None,
     group: Tensor | None = None,
+    fused: bool = False,
 ) -> ContrastiveLogMeans:
     r"""ℓ of every anchor, :math:`\log(\epsilon + \operatorname{mean}_{j \neq i} e^{S_{ij}})`, for both sides.
 
@@ -151,12 +154,13 @@ def contrastive_log_means(
         group: number of each pair's group, integers, shape ``(B,)``: pairs of one group, as the captions of an image,
             are no samples of each other. A pair whose group has all pairs has no sample, ℓ −∞, and adds nothing to the
             loss. None: each pair is a group.
+        fused: make the matrix tile by tile, in two Triton kernels, and keep none of it: for a GPU, without ``chunk``.
 
     Returns:
         ℓ, and what the loss will need; detached.
 
     Raises:
-        InputError: there is but one pair.
+        InputError: there is but one pair, or ``fused`` is not possible (no GPU, no Triton, float64, or ``chunk``).
 
     Example:
         >>> import torch
@@ -167,13 +171,17 @@ def contrastive_log_means(
     total = len(image) if everyone is None else len(everyone.image)
     if total < 2:
         raise InputError(f"a contrastive loss needs at least 2 pairs, got {total}")
+    if fused:
+        in_tiles.check_fused(image, chunk)
     groups = _groups(group, everyone)
     with torch.no_grad(), torch.autocast(image.device.type, enabled=False):
-        keep = dtype_of_products(image, chunk)
+        keep = in_tiles.embeddings_of_products if fused else dtype_of_products(image, chunk)
         first, second = keep(image.detach()), keep(text.detach())
         columns: tuple[Tensor, Tensor] | None = None
         text_rows = None
-        if everyone is None:
+        if fused and everyone is None:
+            rows, text_rows = in_tiles.log_sums(first, second, 0, tau, groups, both=True)
+        elif everyone is None:
             rows, columns = row_sums(first, second, 0, tau, chunk, with_columns=True, groups=groups)
             # A column that lies too far below the largest row for one exponential: each side gets its own.
             if columns is not None and not bool((columns[1] >= math.exp(-BELOW_LARGEST)).all()):
@@ -181,9 +189,13 @@ def contrastive_log_means(
             if columns is None:
                 text_rows, _ = row_sums(second, first, 0, tau, chunk, groups=groups)
         else:
-            others = keep(everyone.image.detach()), keep(everyone.text.detach())
-            rows, _ = row_sums(first, others[1], everyone.start, tau, chunk, groups=groups)
-            text_rows, _ = row_sums(second, others[0], everyone.start, tau, chunk, groups=groups)
+            images, texts = keep(everyone.image.detach()), keep(everyone.text.detach())
+            if fused:
+                rows, _ = in_tiles.log_sums(first, texts, everyone.start, tau, groups, both=False)
+                text_rows, _ = in_tiles.log_sums(second, images, everyone.start, tau, groups, both=False)
+            else:
+                rows, _ = row_sums(first, texts, everyone.start, tau, chunk, groups=groups)
+                text_rows, _ = row_sums(second, images, everyone.start, tau, chunk, groups=groups)
         negatives, number, valid = _numbers(groups, total)
         image_side = (wide(rows.largest) - wide(rows.own), wide(rows.sums) / number)
         if text_rows is not None:
@@ -203,7 +215,9 @@ def contrastive_log_means(
                 floor = floor.masked_fill(none, -math.inf)
             image_log_mean, text_log_mean = (torch.logaddexp(x, floor) for x in (image_log_mean, text_log_mean))
     sides = (image_side, text_side)
-    return ContrastiveLogMeans(image_log_mean, text_log_mean, negatives, valid, sides, rows, columns, text_rows, chunk)
+    return ContrastiveLogMeans(
+        image_log_mean, text_log_mean, negatives, valid, sides, rows, columns, text_rows, chunk, fused
+    )
 
 
 def _groups(group: Tensor | None, everyone: Everyone | None) -> Groups | None:
@@ -243,7 +257,7 @@ def contrastive_log_moments(
         Shape ``(B,)`` each, detached, float64 (float32 on devices without it).
     """
     with torch.no_grad(), torch.autocast(image.device.type, enabled=False):
-        keep = dtype_of_products(image, means._chunk)
+        keep = at_least_float32 if means._fused else dtype_of_products(image, means._chunk)
         first, second = keep(image.detach()), keep(text.detach())
         start = 0 if everyone is None else everyone.start
         if not of_text:
@@ -354,22 +368,18 @@ class _ContrastiveLoss(torch.autograd.Function):
         image, text, all_image, all_text, tau, by_tau, by_image, by_text = ctx.saved_tensors
         means: ContrastiveLogMeans = ctx.means
         with torch.autocast(image.device.type, enabled=False):
-            keep = dtype_of_products(image, means._chunk)
+            keep = in_tiles.embeddings_of_products if means._fused else dtype_of_products(image, means._chunk)
             first, second = keep(image), keep(text)
             alone = all_image is None
-            if alone and means._text_rows is None:
-                columns = cast(tuple[Tensor, Tensor], means._columns)
-                by_first, by_second = shared_gradient(
-                    first, second, tau, means._rows, columns, by_image, by_text, means._chunk
-                )
-                own_product = (by_first * first).sum()
+            if alone and (means._fused or means._text_rows is None):
+                by_first, by_second, moment = _by_both(first, second, tau, means, by_image, by_text)
                 by_all: list[Tensor | None] = [None, None]
             else:
                 images, texts = (first, second) if alone else (keep(all_image), keep(all_text))
                 text_rows = cast(RowSums, means._text_rows)
-                by_first, by_texts = side_gradient(first, texts, tau, means._rows, by_image, ctx.start, means._chunk)
-                by_second, by_images = side_gradient(second, images, tau, text_rows, by_text, ctx.start, means._chunk)
-                own_product = (by_first * first).sum() + (by_second * second).sum()
+                by_first, by_texts, moment = _by_one(first, texts, tau, means, means._rows, by_image, ctx.start)
+                by_second, by_images, more = _by_one(second, images, tau, means, text_rows, by_text, ctx.start)
+                moment = moment + more
                 if alone:
                     by_first, by_second, by_all = by_first + by_images, by_second + by_texts, [None, None]
                 else:
@@ -379,5 +389,32 @@ class _ContrastiveLoss(torch.autograd.Function):
             own = [(factor * part).to(kind) for part, kind in zip((by_first, by_second), kinds, strict=True)]
             rest = [None if p is None else (factor * p).to(k) for p, k in zip(by_all, kinds, strict=True)]
             # The scores are proportional to 1/τ, so what τ gets through them is their product with their gradient.
-            temperature = (gradient * by_tau - factor * own_product / tau).to(tau.dtype).reshape(tau.shape)
+            temperature = (gradient * by_tau - factor * moment).to(tau.dtype).reshape(tau.shape)
         return (*own, *rest, temperature, None, None, None, None, None, None, None)
+
+
+def _by_both(
+    image: Tensor, text: Tensor, tau: Tensor, means: ContrastiveLogMeans, by_image: Tensor, by_text: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient of both sides' sums with respect to images and texts, of one process; scores times their gradient."""
+    if means._fused:
+        return in_tiles.gradient(image, text, 0, tau, means._rows, by_image, means._text_rows, by_text)
+    columns = cast(tuple[Tensor, Tensor], means._columns)
+    by_images, by_texts = shared_gradient(image, text, tau, means._rows, columns, by_image, by_text, means._chunk)
+    return by_images, by_texts, (by_images * image).sum() / tau
+
+
+def _by_one(
+    anchors: Tensor,
+    others: Tensor,
+    tau: Tensor,
+    means: ContrastiveLogMeans,
+    rows: RowSums,
+    by_anchor: Tensor,
+    start: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient of one side's sums with respect to anchors and others of all processes; scores times their gradient."""
+    if means._fused:
+        return in_tiles.gradient(anchors, others, start, tau, rows, by_anchor)
+    by_anchors, by_others = side_gradient(anchors, others, tau, rows, by_anchor, start, means._chunk)
+    return by_anchors, by_others, (by_anchors * anchors).sum() / tau

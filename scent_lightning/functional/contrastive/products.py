@@ -14,7 +14,7 @@ from scent_lightning.functional.log_mean_exp import LEAST_EXPONENT, at_least_flo
 
 # The columns' sums are in units of exp(their reference), this far below the largest row's: they may be e^±80 apart.
 BELOW_LARGEST = 40.0
-# Whether torch multiplies bfloat16 into float32 (from 2.8 on).
+# Whether torch multiplies bfloat16 into float32 on a GPU (from 2.8 on).
 _WIDE_PRODUCTS = hasattr(torch.ops.aten.mm, "dtype")
 _BLOCK = 2**19  # entries of a block that stays in a core's cache
 _ROWS_OF_SHARES = 1024
@@ -59,11 +59,16 @@ class Groups(NamedTuple):
 
 def dtype_of_products(image: Tensor, chunk: int | None) -> Callable[[Tensor], Tensor]:
     """What embeddings are turned into before they are multiplied."""
-    half = image.dtype == torch.bfloat16 and image.is_cuda and chunk is None and _WIDE_PRODUCTS
+    half = image.is_cuda and chunk is None and multiplied_as_they_are(image)
     return (lambda embeddings: embeddings) if half else at_least_float32
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
+def multiplied_as_they_are(embeddings: Tensor) -> bool:
+    """Whether :func:`product` takes them in bfloat16."""
+    return embeddings.dtype == torch.bfloat16 and (_WIDE_PRODUCTS or not embeddings.is_cuda)
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
     """The product in float32 or better; ``left`` is rounded to the dtype of ``right``."""
     if right.dtype != torch.bfloat16:
         return left @ right
@@ -143,7 +148,7 @@ def _softmax_pass(
     anchors: Tensor, others: Tensor, start: int, tau: Tensor | float, with_columns: bool, groups: Groups | None
 ) -> tuple[RowSums, tuple[Tensor, Tensor] | None]:
     """:func:`row_sums` by the fused softmax: the matrix is read and written fewer times."""
-    logits = _product(anchors, others.T)
+    logits = product(anchors, others.T)
     logits = logits.div_(tau.detach() if isinstance(tau, Tensor) else tau)
     diagonal = logits.diagonal(start)[: len(anchors)]
     own = diagonal.clone()
@@ -215,7 +220,7 @@ def shared_gradient(
     if _in_one_piece(first.device, chunk):
         weights = torch.addr(by_image.unsqueeze(1), up, by_text)
         weights = _times_kernel(weights, rows, first.dtype)
-        by_first, by_second = _product(weights, second), _product(weights.T, first)
+        by_first, by_second = product(weights, second), product(weights.T, first)
         return by_first.addcmul_(own, at_least_float32(second)), by_second.addcmul_(own, at_least_float32(first))
     scaled = first / tau
     by_first, by_second = torch.empty_like(first), torch.zeros_like(second)
@@ -243,7 +248,7 @@ def side_gradient(
     mine = slice(start, start + len(anchors))
     if _in_one_piece(anchors.device, chunk):
         weights = _times_kernel(by_anchor.unsqueeze(1).repeat(1, len(others)), rows, anchors.dtype)
-        by_anchors, by_others = _product(weights, others), _product(weights.T, anchors)
+        by_anchors, by_others = product(weights, others), product(weights.T, anchors)
         by_anchors.addcmul_(own, at_least_float32(others[mine]))
         by_others[mine].addcmul_(own, at_least_float32(anchors))
         return by_anchors, by_others
