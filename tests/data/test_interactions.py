@@ -216,8 +216,8 @@ def test_bad_files(tmp_path, rows, message):
 def test_unknown_data_sets(tmp_path):
     with pytest.raises(InputError, match="neither a file nor one of the known data sets: debian_dependencies, wordnet"):
         module("movies").setup("fit")
-    for name in ("debian_dependencies", "wordnet"):
-        with pytest.raises(InputError, match=f"{name!r} is not in data_dir"):
+    for name in ("debian_dependencies", "wordnet", "wordnet_hypernyms"):
+        with pytest.raises(InputError, match=f"{name.removesuffix('_hypernyms')!r} is not in data_dir"):
             InteractionsDataModule(name, data_dir=str(tmp_path)).setup("fit")
         with pytest.raises(InputError, match="query is part of the data set"):
             InteractionsDataModule(name, query="a")
@@ -241,6 +241,35 @@ def test_words_by_definitions(data_dir):
     assert (data.num_queries, data.num_items) == (117659, 147306)
     assert len(data.split("val")) == len(data.split("test")) == 2353
     assert len(data.item_texts) == 147306
+
+
+SYNSETS = """n1\t03\tentity\t\twhat exists
+n2\t03\tphysical_entity|Thing\tn1\tan entity that is there
+n3\t05\tcup\tn2|n1\ta small open container
+"""
+
+
+def test_hypernyms(tmp_path):
+    """Links of a synset to those it is a kind of; the text of both is the words and the definition."""
+    folder = tmp_path / "wordnet"
+    folder.mkdir()
+    (folder / "synsets.tsv.gz").write_bytes(gzip.compress(SYNSETS.encode()))
+    data = InteractionsDataModule("wordnet_hypernyms", data_dir=str(tmp_path), leave_out="none")
+    assert pairs_of(data) == [("n2", "n1"), ("n3", "n2"), ("n3", "n1")]
+    texts = ["physical entity, Thing: an entity that is there", "cup: a small open container"]
+    for found, expected in (
+        (data.query_texts, texts),
+        (data.item_texts, ["entity: what exists", "physical entity, Thing: an entity that is there"]),
+    ):
+        assert found.values.tolist() == hashed_ngrams(expected, "words").values.tolist()
+
+
+@pytest.mark.slow
+def test_hypernyms_of_wordnet(data_dir):
+    data = InteractionsDataModule("wordnet_hypernyms", data_dir=str(data_dir))
+    assert (data.num_queries, data.num_items) == (95322, 20472)
+    assert len(data.split("val")) == len(data.split("test")) == 1906
+    assert len(data.interactions) + 2 * 1906 <= 97666
 
 
 def test_a_checkpoint_knows_the_names(tmp_path):

@@ -48,8 +48,9 @@ class InteractionsDataModule(IndexedDataModule):
 
     Args:
         dataset: "debian_dependencies" (packages that need others: 32,542 and 29,012), "wordnet" (words by their
-            definitions: 117,659 definitions, 147,306 words), or the path of a file with a row for each interaction: CSV
-            or TSV with a header (UTF-8; may be compressed as .gz, .bz2 or .xz), Parquet, or an npz of arrays.
+            definitions: 117,659 definitions, 147,306 words), "wordnet_hypernyms" (what 95,322 nouns and verbs are kinds
+            of, among 20,472), or the path of a file with a row for each interaction: CSV or TSV with a header (UTF-8;
+            may be compressed as .gz, .bz2 or .xz), Parquet, or an npz of arrays.
         query: the column, or array, of the query's name; None for the data sets by name.
         item: the column, or array, of the item's name; None for the data sets by name.
         query_text: the column of the query's text; None: its name is the text.

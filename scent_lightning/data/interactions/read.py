@@ -182,6 +182,15 @@ def _wordnet(data_dir: Path) -> Read:
     return Read(queries, items, query_texts={fields[0]: fields[4] for fields in lines})
 
 
+def _wordnet_hypernyms(data_dir: Path) -> Read:
+    """What things are kinds of: hypernyms of nouns and verbs; a synset's text is its words and its definition."""
+    lines = _lines(_needed(data_dir, "wordnet", "synsets.tsv.gz"))
+    links = [(fields[0], hypernym) for fields in lines if fields[3] for hypernym in fields[3].split("|")]
+    queries, items = (np.array(names, dtype=object) for names in zip(*links, strict=True))
+    texts = {fields[0]: f"{fields[2].replace('_', ' ').replace('|', ', ')}: {fields[4]}" for fields in lines}
+    return Read(queries, items, query_texts=texts, item_texts=texts)
+
+
 class Known(NamedTuple):
     """A data set with a name: how it is read, what is left out for evaluation, and what its texts are read as."""
 
@@ -194,4 +203,5 @@ class Known(NamedTuple):
 KNOWN = {
     "debian_dependencies": Known(_debian_dependencies, "none", None, None),
     "wordnet": Known(_wordnet, "query", "words", "characters"),
+    "wordnet_hypernyms": Known(_wordnet_hypernyms, "query", "words", "words"),
 }
