@@ -34,13 +34,14 @@ class Kappa(NamedTuple):
     effective_samples: Tensor
 
     @staticmethod
-    def of(moments: Moments | None, rows: Tensor, counts: Tensor | int) -> Kappa | None:
+    def of(moments: Moments | None, rows: Tensor, counts: Tensor | int, distinct: bool) -> Kappa | None:
         """Those of a step; None where the moments are not known.
 
         Args:
             moments: of this process's rows.
             rows: dataset indices of the rows of all processes, shape ``(N,)``.
             counts: number of samples of each of them, shape ``(N,)``, or one number for all.
+            distinct: whether none of the rows repeats.
         """
         if moments is None:
             return None
@@ -49,8 +50,8 @@ class Kappa(NamedTuple):
         else:
             log_mean, log_square = moments
         log_mean, log_square = log_mean.to(rows.device), log_square.to(rows.device)
-        log_mean, groups = repeats.merge(rows, log_mean, counts)
-        log_square, _ = repeats.merge(rows, log_square, counts)
+        log_mean, groups = repeats.merge(rows, log_mean, counts, distinct)
+        log_square, _ = repeats.merge(rows, log_square, counts, distinct)
         number = torch.full_like(log_mean, counts) if isinstance(counts, int) else counts.to(log_mean.dtype)
         if groups is not None:
             number = torch.zeros_like(number).index_add(0, groups, number)[groups]

@@ -89,7 +89,7 @@ def entropic_risk(tables: Sequence[DualTable], samples: Samples, index: Tensor, 
         table.check_trainable()
         if table.needs_previous:
             _check_previous(table, samples)
-    rows = _checked(tables, samples, index)
+    rows, distinct = _checked(tables, samples, index)
     if len(rows) == 1 and one_anchor.applies(tables, samples):
         loss = one_anchor.step(tables[0], samples, rows, progress)
         if loss is not None:
@@ -97,7 +97,7 @@ def entropic_risk(tables: Sequence[DualTable], samples: Samples, index: Tensor, 
     samples = _as_needed(tables, samples)
     with torch.no_grad():
         steps = [
-            propose(table, rows, side, progress, samples, i)
+            propose(table, rows, side, progress, samples, i, distinct)
             for i, (table, side) in enumerate(zip(tables, samples.sides(), strict=True))
         ]
     places = [Place(step.nu, step.row_weight, table.update) for table, step in zip(tables, steps, strict=True)]
@@ -113,7 +113,7 @@ def evaluate(tables: Sequence[DualTable], samples: Samples, index: Tensor) -> Te
 
     Arguments, result and errors as :func:`entropic_risk`, but a non-finite result is returned.
     """
-    rows = _checked(tables, samples, index)
+    rows, _ = _checked(tables, samples, index)
     samples = _as_needed(tables, samples)
     with torch.no_grad():
         places = [
@@ -123,19 +123,20 @@ def evaluate(tables: Sequence[DualTable], samples: Samples, index: Tensor) -> Te
     return samples.loss(places)[0]
 
 
-def _checked(tables: Sequence[DualTable], samples: Samples, index: Tensor) -> Tensor:
+def _checked(tables: Sequence[DualTable], samples: Samples, index: Tensor) -> tuple[Tensor, bool | None]:
+    """The rows, and whether none of them repeats; None in a distributed run, where others may have them too."""
     if distributed.is_distributed():
-        return distributed.checked(_check, tables, samples, index)
+        return distributed.checked(_check, tables, samples, index)[0], None
     return _check(tables, samples, index)
 
 
-def _check(tables: Sequence[DualTable], samples: Samples, index: Tensor) -> Tensor:
+def _check(tables: Sequence[DualTable], samples: Samples, index: Tensor) -> tuple[Tensor, bool]:
     samples.check(tables[0].name)
-    rows = tables[0].check_index(index, len(samples))
+    checked = tables[0].check_index_of_step(index, len(samples))
     for table in tables[1:]:
         if table.num_anchors != tables[0].num_anchors:
             table.check_index(index, len(samples))
-    return rows
+    return checked
 
 
 def _check_previous(table: DualTable, samples: Samples) -> None:
@@ -155,7 +156,13 @@ def _as_needed(tables: Sequence[DualTable], samples: Samples) -> Samples:
 
 
 def propose(
-    table: DualTable, index: Tensor, side: Side, progress: float = 0.0, samples: Samples | None = None, which: int = 0
+    table: DualTable,
+    index: Tensor,
+    side: Side,
+    progress: float = 0.0,
+    samples: Samples | None = None,
+    which: int = 0,
+    distinct: bool | None = None,
 ) -> DualStep:
     r"""Compute the new ν of a batch without writing it.
 
@@ -170,6 +177,7 @@ def propose(
         progress: fraction of the run that is done, in [0, 1].
         samples: has the scores, for an update that needs them.
         which: of its sides.
+        distinct: whether no index of any process repeats, where that is known.
 
     Returns:
         The step, to be handed to :func:`write`; ``step.nu`` is float32 on the device of ℓ.
@@ -177,8 +185,8 @@ def propose(
     device, home = side.log_mean.device, table.nu.device
     all_rows, all_log_mean, counts, previous, loss_counts, mine = _of_all_processes(index, side, home)
     if previous is not None:
-        previous = repeats.merge(all_rows, previous, counts)[0]
-    all_log_mean, groups = repeats.merge(all_rows, all_log_mean, counts)
+        previous = repeats.merge(all_rows, previous, counts, distinct)[0]
+    all_log_mean, groups = repeats.merge(all_rows, all_log_mean, counts, distinct)
     stored, visited = table.look_up(all_rows, home)
     before = torch.where(visited, stored, all_log_mean)
     update = table.update_at(progress, all_rows)
@@ -216,7 +224,7 @@ def propose(
     row_weight = weight[0] if weight else None
     kappa = None
     if table.measures_kappa and samples is not None:
-        kappa = Kappa.of(samples.moments(which), all_rows, counts)
+        kappa = Kappa.of(samples.moments(which), all_rows, counts, groups is None)
     return DualStep(index, nu, nu_before, own_log_mean, own_unguarded, *everyone, progress, row_weight, kappa)
 
 

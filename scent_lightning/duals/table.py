@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.swa_utils import AveragedModel
 
 from scent_lightning.errors import InputError
-from scent_lightning.functional.repeats import FEW
+from scent_lightning.functional.repeats import FEW, look_at
 from scent_lightning.updates import DualUpdate, StepSizeRule
 from scent_lightning.validation import checked_choice, checked_integer
 
@@ -211,6 +211,25 @@ class DualTable(nn.Module):
             ValueError: not one-dimensional, or not ``rows`` long.
             IndexError: an index negative or not below the number of anchors.
         """
+        self._check_form(index, rows)
+        if index.numel():
+            if index.shape[0] <= FEW and index.device.type == "cpu":
+                numbers = index.tolist()
+                self._check_range(min(numbers), max(numbers))
+            else:
+                self._check_range(*torch.stack(torch.aminmax(index)).tolist())
+        return index.long()
+
+    def check_index_of_step(self, index: Tensor, rows: int) -> tuple[Tensor, bool]:
+        """:meth:`check_index`, and whether no index repeats: with one wait for a device, not two."""
+        self._check_form(index, rows)
+        distinct = True
+        if index.numel():
+            low, high, distinct = look_at(index)
+            self._check_range(low, high)
+        return index.long(), distinct
+
+    def _check_form(self, index: Tensor, rows: int | None) -> None:
         kind = index.dtype if isinstance(index, Tensor) else type(index).__name__
         if kind not in _INTEGERS:
             raise TypeError(f"index of dual variable {self.name!r} must be a tensor of integers, got {kind}")
@@ -218,18 +237,13 @@ class DualTable(nn.Module):
             expected = "(B,)" if rows is None else f"({rows},), one index for each row of the scores"
             got = tuple(index.shape)
             raise ValueError(f"index of dual variable {self.name!r} must have shape {expected}, got {got}")
-        if index.numel():
-            if index.shape[0] <= FEW and index.device.type == "cpu":
-                numbers = index.tolist()
-                low, high = min(numbers), max(numbers)
-            else:
-                low, high = torch.stack(torch.aminmax(index)).tolist()
-            if low < 0 or high >= self.num_anchors:
-                raise IndexError(
-                    f"index {low if low < 0 else high} of dual variable {self.name!r} is out of range: valid are 0 to "
-                    f"{self.num_anchors - 1} ({self.num_anchors} anchors)"
-                )
-        return index.long()
+
+    def _check_range(self, low: int, high: int) -> None:
+        if low < 0 or high >= self.num_anchors:
+            raise IndexError(
+                f"index {low if low < 0 else high} of dual variable {self.name!r} is out of range: valid are 0 to "
+                f"{self.num_anchors - 1} ({self.num_anchors} anchors)"
+            )
 
     def check_trainable(self) -> None:
         """Raise if the table that was loaded belongs to a training set of another size.

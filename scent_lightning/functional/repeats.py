@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["FEW", "are_distinct", "merge", "merge_mean", "row_weights"]
+__all__ = ["FEW", "are_distinct", "look_at", "merge", "merge_mean", "row_weights"]
 
 # So many numbers in main memory are looked at faster one by one than by several calls of torch.
 FEW = 1024
@@ -21,19 +21,33 @@ def are_distinct(index: Tensor) -> bool:
     return bool((ordered[1:] != ordered[:-1]).all())
 
 
-def merge(index: Tensor, log_mean: Tensor, counts: Tensor | int) -> tuple[Tensor, Tensor | None]:
+def look_at(index: Tensor) -> tuple[int, int, bool]:
+    """The least and the largest index, and whether none repeats, with one wait for a device; of at least one index."""
+    if len(index) <= FEW and index.device.type == "cpu":
+        numbers = index.tolist()
+        return min(numbers), max(numbers), len(set(numbers)) == len(numbers)
+    ordered = torch.sort(index).values
+    again = (ordered[1:] == ordered[:-1]).any().to(ordered.dtype)
+    low, high, repeated = torch.stack([ordered[0], ordered[-1], again]).tolist()
+    return low, high, not repeated
+
+
+def merge(
+    index: Tensor, log_mean: Tensor, counts: Tensor | int, distinct: bool | None = None
+) -> tuple[Tensor, Tensor | None]:
     r"""Log-mean-exp over all the samples that an anchor has in the step.
 
     Args:
         index: dataset indices, shape ``(N,)``.
         log_mean: log-mean-exp of each row, shape ``(N,)``, −inf for a row without samples.
         counts: number of samples behind each row, shape ``(N,)``, or one number for all.
+        distinct: whether no index repeats, where that is known.
 
     Returns:
         The merged log-mean-exp, shape ``(N,)``, equal for rows of equal index, whatever the order of the rows; and the
         number of each row's group, shape ``(N,)``, or None where no index repeats.
     """
-    if are_distinct(index):
+    if are_distinct(index) if distinct is None else distinct:
         return log_mean, None
     ordered = torch.sort(index).values
     # Sorted by value within each group, so that sums do not depend on the order of the rows.

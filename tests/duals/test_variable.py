@@ -8,6 +8,7 @@ import torch
 from scent_lightning import functional as F
 from scent_lightning.duals import ASGD, BSGD, SCENT, SOX, DualDivergenceError, DualUpdate, DualVariable, SoftplusASGD
 from scent_lightning.errors import InputError
+from scent_lightning.functional.repeats import look_at
 
 UPDATES = [SCENT(0.0), SOX(0.5), BSGD(), ASGD(0.1), SoftplusASGD(0.1, 1e-3)]
 
@@ -437,3 +438,14 @@ def test_an_anchor_that_occurs_twice_counts_once():
         torch.testing.assert_close(found.nu, expected.nu)
         gradient, theirs = (torch.autograd.grad(value, scores)[0] for value in (loss, direct))
         torch.testing.assert_close(gradient, theirs)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 1500])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_one_look_at_an_index_says_all(count, dtype):
+    """Few indices and many are looked at in different ways."""
+    index = torch.arange(3, 3 + count).remainder(200 if dtype == torch.uint8 else 10**6).to(dtype)
+    index = index[torch.randperm(count, generator=torch.Generator().manual_seed(0))]
+    for numbers in (index.tolist(), [*index.tolist(), int(index[0])]):
+        expected = min(numbers), max(numbers), len(set(numbers)) == len(numbers)
+        assert look_at(torch.tensor(numbers, dtype=dtype)) == expected
