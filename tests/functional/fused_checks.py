@@ -119,6 +119,23 @@ def test_the_temperature_may_be_a_number_or_of_another_kind(kind):
     assert loss.item() == pytest.approx(0.25 * (expected.image + expected.text).mean().item(), rel=1e-5)
 
 
+def test_groups_and_temperature_may_lie_anywhere():
+    """A column of a table, and a number in main memory."""
+    image, text = pairs()
+    group = torch.stack([GROUPS["some"], torch.zeros(COUNT, dtype=torch.int64)], dim=1).to(DEVICE)[:, 0]
+    means = contrastive_log_means(image, text, torch.tensor(0.25), group=group, fused=True)
+    expected = contrastive_log_means(*(e.detach().cpu().double() for e in (image, text)), 0.25, group=GROUPS["some"])
+    torch.testing.assert_close(means.text.cpu().double(), expected.text, rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_not_finite_is_not_lost():
+    image, text = (e.detach() for e in pairs())
+    image[5, 3] = math.nan
+    means = contrastive_log_means(image, text, 0.25, fused=True)
+    assert torch.isnan(means.image).nonzero().flatten().tolist() == [5]
+    assert torch.isnan(means.text).all()  # all have it as a sample, or as their own
+
+
 def test_a_text_far_below_the_largest_row():
     """Opposite to every image, where one exponential for both sides would underflow."""
     image, text = (value.detach().cpu() for value in pairs())

@@ -69,9 +69,9 @@ def embeddings_of_products(embeddings: Tensor) -> Tensor:
 
 def _common(anchors: Tensor, others: Tensor, tau: Tensor | float, groups: Groups | None) -> tuple[list[Tensor], Any]:
     """The kernels' first arguments and their choices."""
-    rate = tau.detach() if isinstance(tau, Tensor) else torch.full((), tau, device=anchors.device)
+    rate = tau.detach().to(anchors.device) if isinstance(tau, Tensor) else torch.full((), tau, device=anchors.device)
     own, all_groups = (anchors, others) if groups is None else groups  # not read without groups
-    return [anchors, others, own, all_groups, rate], {
+    return [anchors, others, own.contiguous(), all_groups.contiguous(), rate], {
         "GROUPS": groups is not None,
         "WIDEN": _interpreted() and anchors.dtype == torch.bfloat16,
         "ROWS": ROWS,
