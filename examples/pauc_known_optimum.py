@@ -228,6 +228,15 @@ class Curve(L.Callback):
             self.found[epoch] = objective(network.weight.detach().double().numpy()[0], *self.pair, self.tau)
 
 
+def as_far(lr: float, rows: int, momentum: float) -> float:
+    """A learning rate of SETTINGS for other rows and another momentum.
+
+    Fewer rows make fewer steps, which have to be larger to go as far; and momentum makes each 1/(1 − momentum) times as
+    large in the end.
+    """
+    return lr * (POSITIVES + NEGATIVES) / rows * (1 - momentum) / (1 - MOMENTUM)
+
+
 def run(
     folder: str, tau: float, negatives_per_batch: int, method: str, seed: int, epochs: int, momentum: float
 ) -> list[dict[str, Any]]:
@@ -244,8 +253,7 @@ def run(
     )
     data.setup("fit")
     if lr is not None:
-        # Fewer rows make fewer steps, which have to be larger to go as far; and momentum makes them larger.
-        lr *= (POSITIVES + NEGATIVES) / data.num_anchors * (1 - MOMENTUM) / (1 - momentum)
+        lr = as_far(lr, data.num_anchors, momentum)
     task = PartialAUCTask(
         data.num_anchors,
         dual_update(method, arguments),

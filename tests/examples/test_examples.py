@@ -152,6 +152,20 @@ def test_comparison_on_classes(tmp_path):
     assert (tmp_path / "out" / "cross_entropy.png").stat().st_size > 10_000
 
 
+def test_rates_without_momentum_go_as_far(monkeypatch):
+    """A constant gradient moves the weights by lr/(1 − momentum) a step, in the end."""
+    partial_auc = example("pauc_known_optimum", monkeypatch)
+    weight = torch.zeros(2)
+    for row, momentum in zip(weight, (0.0, 0.9), strict=True):
+        row.requires_grad_()
+        optimizer = torch.optim.SGD([row], lr=partial_auc.as_far(0.01, 6000, momentum), momentum=momentum)
+        for _ in range(300):
+            row.grad = torch.tensor(-1.0)
+            optimizer.step()
+    assert weight.detach()[0].item() == pytest.approx(weight.detach()[1].item(), rel=0.05)
+    assert partial_auc.as_far(0.01, 12_000, 0.9) == pytest.approx(0.01)
+
+
 def test_momentum_of_classes_moves_rows_that_are_in_no_batch(monkeypatch):
     """As SGD of a dense gradient, by its formula."""
     weight = torch.nn.Parameter(torch.zeros(3, 2))
