@@ -22,6 +22,7 @@ __all__ = [
     "ProgressLR",
     "check_progress",
     "cosine",
+    "ending",
     "epoch_share",
     "geometric",
     "run_length",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 DECADES = 4.0  # powers of ten by which the geometric schedule falls
+_END = 0.05  # the last part of the run, in which it also falls to 0
 
 
 def run_progress(trainer: L.Trainer) -> float | None:
@@ -107,8 +109,16 @@ def cosine(progress: float) -> float:
 
 
 def geometric(progress: float) -> float:
-    """From 1 to a ten-thousandth over the run, by the same factor each step."""
-    return 10 ** (-DECADES * progress)
+    """From 1 to a ten-thousandth over the run, by the same factor each step, and to 0 over its last twentieth."""
+    return 10 ** (-DECADES * progress) * ending(progress)
+
+
+def ending(progress: float) -> float:
+    """1, and from there to 0 over the last twentieth of the run.
+
+    Where a row lies so far out that a ten-thousandth of a rate is still a large step for it, no such step is the last.
+    """
+    return min((1 - progress) / _END, 1.0)
 
 
 class ProgressLR(LRScheduler):

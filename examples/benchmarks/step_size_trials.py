@@ -36,6 +36,7 @@ from reproduce_dro_table import CELLS, TUNED, data_module, least_objective, temp
 from scent_lightning.duals.auto_rate import AutoRate, Fall
 from scent_lightning.functional import lambert_w
 from scent_lightning.modules.class_sampled_linear import log_weight_of_own_class
+from scent_lightning.progress import ending
 from scent_lightning.tasks import BaseTask, DRORegressionTask, ExtremeClassificationTask, PartialAUCTask
 from scent_lightning.updates.auto import AutoConstants, AutoStepSize
 from scent_lightning.updates.windows import FEW_ANCHORS, WindowSums
@@ -63,7 +64,8 @@ class Rule:
         share: of the visits so far, over which the average goes back while they are few.
         lr: factor of the learning rate.
         rate: the learning rate at its largest, whatever the problem's is.
-        decades: by how many powers of ten the learning rate falls over the run; None is to 0, by half a cosine.
+        decades: by how many powers of ten the learning rate falls over the run, and at its end to 0; None is to 0 by
+            half a cosine.
         warmup: epochs over which the learning rate rises, by as many powers of ten as it falls by or else by three.
         clip: whether the gradient is clipped as the problem has it.
         proximal: whether the step for the weights is the proximal one, in the exponential part of the loss.
@@ -75,7 +77,7 @@ class Rule:
     log_alpha: float | None = None
     cosine: bool = False
     guard: float | None = None
-    rise: float = AUTO.rise
+    rise: float | None = None
     until: float = AUTO.risen
     window: float = AUTO.window
     lag_to_noise: float = AUTO.lag_to_noise
@@ -94,9 +96,9 @@ class Rule:
     def auto(self, anchors: int, epoch: float) -> AutoStepSize:
         """The package's rule with these constants."""
         limits = {"lag_to_noise": self.lag_to_noise, "variance": self.variance, "share": self.share}
-        rule = AutoStepSize(
-            anchors, self.guard, AutoConstants(rise=self.rise, risen=self.until, window=self.window, **limits)
-        )
+        if self.rise is not None:
+            limits |= {"rise": self.rise, "rise_of_one": self.rise}
+        rule = AutoStepSize(anchors, self.guard, AutoConstants(risen=self.until, window=self.window, **limits))
         rule.epoch = epoch
         return rule
 
@@ -206,7 +208,9 @@ class WeightSteps:
 
     def rates(self, progress: float) -> Tensor:
         """The learning rate of each run now, shape ``(R,)``."""
-        factor = torch.where(self.decades.isnan(), remaining(progress).to(self.lr), 10 ** (-self.decades * progress))
+        factor = torch.where(
+            self.decades.isnan(), remaining(progress).to(self.lr), 10 ** (-self.decades * progress) * ending(progress)
+        )
         if progress < self.rising:
             risen = torch.where(progress < self.warmup, progress / self.warmup, 1.0)
             factor = factor * 10 ** (self.decades.nan_to_num(RISE) * (risen - 1))
@@ -510,7 +514,7 @@ RULES: dict[str, Rule | Callable[[Rule], Rule]] = {
     "auto, no limit of the lag": Rule(lag_to_noise=math.inf),
     "auto, no limit by the noise": Rule(variance=1e-30),
     "auto, c to 3": Rule(rise=3.0),
-    "auto, c to 5": Rule(rise=5.0),
+    "auto, c to 6": Rule(rise=6.0),
     "auto, until 0.5": Rule(until=0.5),
     "auto, until 0.9": Rule(until=0.9),
     "auto, guard 2": Rule(guard=2.0),

@@ -10,11 +10,12 @@ what is found, and nothing else.
 * The first step is at a rate of practically nothing, and tells how a depends on the rate. The second has a = 1e-4.
 * From there the rate rises by a power of ten in each 4 % of the run. The mean of W(a) goes back over as many steps:
   rare rows are what limits steps, and they are to have been there. Where they are very rare and lie very far out, few
-  steps are limited, but by many nats: a fifth of the root mean square of W(a) counts where it is more than the mean.
+  steps are limited, but by many nats: the root mean square of W(a), divided by 4.5, counts where it is more than the
+  mean.
 * The limit depends on what a step knows of the next ones. With a single anchor, whose ν all batches share, it is 0.2
-  nats, with a rate that falls by four powers of ten: it passes all rates on its way, so that its top may be above the
-  best one. With many anchors a batch has few of them, all of which move the same weights: 0.005, with a cosine. Where
-  batches move weights of their own, such as rows of classes: 3, with a cosine.
+  nats, with a rate that falls by four powers of ten, and at last to 0: it passes all rates on its way, so that its top
+  may be above the best one. With many anchors a batch has few of them, all of which move the same weights: 0.005, with
+  a cosine. Where batches move weights of their own, such as rows of classes: 3, with a cosine.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Fall = Literal["geometric", "cosine"]
 _MEASURING = 1e-30  # the rate of the first step
 _FIRST_A = 1e-4
 # By how much the root mean square of W(a) is above the mean where few steps are limited, and by many nats.
-_FAR = 5.0
+_FAR = 4.5
 # As fractions of the run from the first step: in which the rate rises by a power of ten, and where it stops.
 _WINDOW = 0.04
 _LATEST_TOP = 0.3
@@ -52,7 +53,8 @@ class AutoRate:
 
     Args:
         limit: mean of W(a), in nats, at which the rate stops rising; above 0.
-        fall: how the rate falls from its top: "geometric", to a ten-thousandth, or "cosine", to 0.
+        fall: how the rate falls from its top: "geometric", to a ten-thousandth and over its last twentieth to 0, or
+            "cosine", to 0.
 
     Attributes:
         log_rate: logarithm of the rate while it rises; None before the first step.

@@ -65,9 +65,9 @@ class DRORegressionTask(BaseTask):
         nesterov: Nesterov's form of the momentum.
         weight_decay: L2 penalty of SGD, at least 0.
         optimizer: another optimiser by class path, with its own settings, in place of SGD; None: SGD.
-        lr_schedule: "cosine" (to 0 over the run), "geometric" (to a ten-thousandth of it, the same factor each step),
-            "constant" or "step" (a tenth after each third of the run); None: "geometric" with the proximal step, else
-            "cosine".
+        lr_schedule: "cosine" (to 0 over the run), "geometric" (to a ten-thousandth of it, the same factor each step,
+            and to 0 over the last twentieth), "constant" or "step" (a tenth after each third of the run); None:
+            "geometric" with the proximal step, else "cosine".
         warmup_epochs: epochs in which the rate rises first, at most a fifth of the run; None: 1 with the
             proximal step, else 0.
         weight_step: "proximal" limits each step of SGD to what the exponential part of the loss allows, in place of

@@ -76,10 +76,10 @@ def check_trains(parameters: Iterable[Any], way_out: str) -> None:
 def scheduled_optimizer(trainer: L.Trainer, optimizer: Optimizer, lr_schedule: str, warmup_epochs: float = 0.0) -> Any:
     """What ``configure_optimizers`` returns for a schedule of the learning rate.
 
-    "constant"; "cosine", to 0 over the run; "geometric", to a ten-thousandth of it, by the same factor each step; or
-    "step", which divides it by 10 after a third and after two thirds of the run. In a warm-up the rate rises by the
-    same factor each step, from a ten-thousandth of what a geometric schedule says and a thousandth of the others. It
-    lasts a fifth of the run at most.
+    "constant"; "cosine", to 0 over the run; "geometric", to a ten-thousandth of it, by the same factor each step, and
+    to 0 over the last twentieth of the run; or "step", which divides it by 10 after a third and after two thirds. In a
+    warm-up the rate rises by the same factor each step, from a ten-thousandth of what a geometric schedule says and a
+    thousandth of the others. It lasts a fifth of the run at most.
 
     Raises:
         InputError: a schedule in a run without an end.

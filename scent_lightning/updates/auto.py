@@ -8,8 +8,9 @@ window of the run so far: it can fall and never rise again, for one outlier amon
 The first window has none, and α = ∞ (BSGD).
 
 c is the logarithm of how many visits an anchor's average goes back. It rises linearly from 0, so that the average gets
-longer as the model settles, and at last α falls to 0 by a cosine. Three measurements keep c lower where an average that
-long is not wanted:
+longer as the model settles, and at last α falls to 0 by a cosine. It rises to 5 (γ = 0.007), with one anchor alone to
+4: the error of a ν that all rows share only scales the gradient, and what it takes in of its own batch keeps the
+weights of rare rows in bounds. Three measurements keep c lower where an average that long is not wanted:
 
 * **noise**: it rises to :math:`\log(r / 2\sigma^2)` at most, where r is the mean square of ℓ − ν, as seen in the
   batches, and σ² the variance of ν below which more averaging gains nothing: ν varies by :math:`\gamma r / 2`. Without
@@ -49,7 +50,8 @@ class AutoConstants:
         window: fraction of the run after which the reference may fall.
         largest_window: the same at the latest, where a window is an epoch.
         risen: fraction of the run at which c has risen and α begins to fall.
-        rise: c at the end of its rise, unless noise, visits or lag limit it: γ is 0.018 there.
+        rise: c at the end of its rise, unless noise, visits or lag limit it: γ is 0.007 there.
+        rise_of_one: the same where there is but one anchor: γ is 0.018.
         share: of the visits so far, over which the average goes back while they are few.
         many_visits: from how many visits on it goes back over more.
         variance: of ν that needs no more averaging.
@@ -61,7 +63,8 @@ class AutoConstants:
     window: float = 1 / 300
     largest_window: float = 0.2
     risen: float = 0.8
-    rise: float = 4.0
+    rise: float = 5.0
+    rise_of_one: float = 4.0
     share: float = 0.1
     many_visits: float = 30.0
     variance: float = 4e-4
@@ -140,7 +143,7 @@ class AutoStepSize(StepSizeRule):
         return scheduled_log("cosine", log_alpha, -math.inf, (progress - risen) / (1.0 - risen))
 
     def _c(self, progress: float) -> float:
-        rise = self.constants.rise
+        rise = self.constants.rise_of_one if self.num_anchors == 1 else self.constants.rise
         if self.variance is not None:
             rise = min(rise, math.log(max(self.variance, 1e-30) / (2.0 * self.constants.variance)))
         c = min(rise * min(progress / self.constants.risen, 1.0), self._c_of_visits())

@@ -52,13 +52,16 @@ def test_it_rises_by_a_power_of_ten_in_a_window_until_steps_are_limited():
     assert 0.2 < lambert_w_of_log(math.log(rates[top])) < 2.0
 
 
-@pytest.mark.parametrize(("fall", "end"), [("geometric", 1e-4), ("cosine", 0.0)])
-def test_it_falls_over_the_rest_of_the_run(fall, end):
+@pytest.mark.parametrize("fall", ["geometric", "cosine"])
+def test_it_falls_over_the_rest_of_the_run(fall):
     rate, rates = simulated(fall=fall)
     top = math.exp(rate.top)
-    assert rate.at(1.0) == pytest.approx(top * end, abs=1e-12 * top)
+    assert rate.at(1.0) == pytest.approx(0.0, abs=1e-12 * top)
     middle = (1 + rate.since) / 2
     assert rate.at(middle) == pytest.approx(top * (1e-2 if fall == "geometric" else 0.5))
+    if fall == "geometric":
+        assert rate.at(0.05 * rate.since + 0.95) == pytest.approx(top * 10**-3.8)
+        assert rate.at(0.025 * rate.since + 0.975) == pytest.approx(top * 10**-3.9 / 2)
     after = rates[rates.index(max(rates)) :]
     assert after == sorted(after, reverse=True)
 
@@ -98,7 +101,8 @@ def test_it_may_begin_within_a_run():
         rate.observe(lambert_w_of_log(math.log(rates[-1])), (step + 1) / STEPS)
     assert rate.mean > 0.2
     assert 0.5 < rate.since < 0.65
-    assert rate.at(1.0) == pytest.approx(1e-4 * math.exp(rate.top))
+    assert rate.at(0.05 * rate.since + 0.95) == pytest.approx(10**-3.8 * math.exp(rate.top))
+    assert rate.at(1.0) == 0.0
 
 
 def test_steps_of_which_nothing_is_known_change_no_mean():

@@ -56,11 +56,12 @@ def test_a_learning_rate_rises_to_what_its_schedule_says(decades, rise, warmup, 
 
     rules = [Rule(rate=0.5, decades=decades, warmup=warmup), Rule(rate=0.5, decades=decades), Rule(lr=50.0)]
     steps = WeightSteps(rules, 0.01, 1 / 20, "cpu")
-    for progress in (0.0, 0.01, 0.03, 0.05, 0.15, 0.151, 0.9):
+    for progress in (0.0, 0.01, 0.03, 0.05, 0.15, 0.151, 0.9, 0.98):
         rising, plain, other = steps.rates(progress).tolist()
         to_come = max(1 - progress * 20 / warmup, 0)
         assert rising == pytest.approx(plain * 10 ** (-rise * to_come))
-        assert plain == pytest.approx(0.5 * 10 ** (-decades * progress) if decades else other)
+        falls = 10 ** (-(decades or 0) * progress) * min(20 * (1 - progress), 1)
+        assert plain == pytest.approx(0.5 * falls if decades else other)
 
 
 @pytest.mark.parametrize(
