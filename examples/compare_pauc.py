@@ -5,6 +5,7 @@ negative, of the second half, positive, 80 % is removed), on two cores a quarter
 frozen, its features are written to files once, and each method trains a linear classifier from scratch for 60 epochs of
 batches of 32 + 32, with its SETTINGS. Reported: the training objective, exact over all positives × negatives, and the
 partial AUC (FPR ≤ 0.3) on the balanced test set; "cross-entropy" is the classifier of the first stage as it is.
+--momentum gives the second stage momentum, at learning rates that are 1 − momentum times as large.
 
 What is done is kept in the folder --out: the checkpoint and the features of each seed, and a CSV file of the runs.
 
@@ -139,6 +140,7 @@ def run(
         scores = {split: torch.from_numpy(np.load(folder / split / "scores.npy")) for split in ("train", "test")}
         return [{**row, "lr": 0.0, "arguments": "{}", **figures(folder, tau, scores)}]
     tuned_lr, tuned = SETTINGS.get(tau, {}).get(method, (0.0, {}))
+    lr = lr or tuned_lr * (1 - momentum)
     config = {"class_path": method, "init_args": tuned if arguments is None else arguments}
     data = ImbalancedImageDataModule(str(folder), dataset="features")
     data.setup("fit")
@@ -148,7 +150,7 @@ def run(
         data.num_features,
         tau=tau,
         margin=MARGIN,
-        lr=lr or tuned_lr,
+        lr=lr,
         weight_step="gradient",
         momentum=momentum,
     )
@@ -157,7 +159,7 @@ def run(
         max_epochs=epochs,
         limit_val_batches=0,
     )
-    row |= {"lr": lr or tuned_lr, "arguments": json.dumps(config["init_args"])}
+    row |= {"lr": lr, "arguments": json.dumps(config["init_args"])}
     try:
         trainer.fit(task, datamodule=data)
     except DualDivergenceError:
@@ -194,6 +196,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=16, help="width of the ResNet-18; 64 is the usual one (16)")
     parser.add_argument("--pretrain-epochs", type=int, default=15, help="epochs of the first stage (15)")
     parser.add_argument("--epochs", type=int, default=60, help="epochs of the second stage (60)")
+    parser.add_argument("--momentum", type=float, default=0.0, help="momentum of SGD in the second stage (0)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at a time, one thread each")
     parser.add_argument("--out", type=Path, default=Path("runs/compare_pauc"), help="folder of what is kept")
     arguments = parser.parse_args()
@@ -205,20 +208,17 @@ def main() -> None:
         if not (folder / "test" / "scores.npy").exists()
     ]
     run_missing(pretrain, first, out / "pretrained.csv", arguments.workers)
-    done = {(row["seed"], row["tau"], row["method"], row["epochs"]) for row in read_rows(out / "runs.csv")}
+    file = out / (f"runs_momentum_{arguments.momentum:g}.csv" if arguments.momentum else "runs.csv")
+    done = {(row["seed"], row["tau"], row["method"], row["epochs"]) for row in read_rows(file)}
     todo = [
-        (folder, tau, method, seed, arguments.epochs)
+        (folder, tau, method, seed, arguments.epochs, None, None, arguments.momentum)
         for tau in TAUS
         for seed, folder in folders.items()
         for method in (PRETRAINING, *SETTINGS[tau])
         if (seed, tau, method, arguments.epochs) not in done
     ]
-    run_missing(run, todo, out / "runs.csv", arguments.workers)
-    rows = [
-        row
-        for row in read_rows(out / "runs.csv")
-        if row["seed"] in arguments.seeds and row["epochs"] == arguments.epochs
-    ]
+    run_missing(run, todo, file, arguments.workers)
+    rows = [row for row in read_rows(file) if row["seed"] in arguments.seeds and row["epochs"] == arguments.epochs]
     order = [PRETRAINING, *SETTINGS[TAUS[0]]]
     print(table(sorted(rows, key=lambda row: order.index(row["method"]))))
 

@@ -1,5 +1,6 @@
 """Every script runs as its documentation says."""
 
+import csv
 import importlib
 import json
 import math
@@ -281,6 +282,13 @@ def test_comparison_on_partial_auc(tmp_path):
     assert len(lines) == 1 + 2 * 7
     script(tmp_path, "compare_pauc.py", *few, "--out", tmp_path / "out")
     assert runs.read_text().splitlines() == lines
+    script(tmp_path, "compare_pauc.py", *few, "--momentum", 0.9, "--out", tmp_path / "out")
+    assert runs.read_text().splitlines() == lines
+    plain, with_momentum = (
+        [float(row["lr"]) for row in csv.DictReader(path.read_text().splitlines())]
+        for path in (runs, runs.with_name("runs_momentum_0.9.csv"))
+    )
+    assert with_momentum == pytest.approx([lr / 10 for lr in plain])
 
 
 @pytest.mark.slow

@@ -132,6 +132,14 @@ def test_where_nothing_falls_the_visits_limit_the_average():
     assert c == pytest.approx(math.log(1.6 * (1 + 16 / 30)), abs=0.03)
 
 
+@pytest.mark.parametrize(("anchors", "rows", "c"), [(1, 1, 4.0), (2, 1, 5.0), (20, 10, 5.0)])
+def test_in_the_end_the_average_is_shorter_with_one_anchor_alone(anchors, rows, c):
+    variable = DualVariable(anchors, SCENT("auto"))
+    for scores, index, progress in batches(anchors, 2000, rows):
+        variable.entropic_risk(scores, index, progress=0.8 * progress)
+    assert -variable.auto.log_alpha(0.8) - variable.auto.reference == pytest.approx(c)
+
+
 def test_only_the_anchors_in_use_count():
     """A tenth of the rows are anchors: they have been seen ten times as often as rows of the table."""
     variable = train(DualVariable(20_000, SCENT("auto")), 2000, 1000, 20)
