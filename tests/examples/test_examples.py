@@ -285,10 +285,10 @@ def test_comparison_on_partial_auc(tmp_path):
     script(tmp_path, "compare_pauc.py", *few, "--momentum", 0.9, "--out", tmp_path / "out")
     assert runs.read_text().splitlines() == lines
     plain, with_momentum = (
-        [float(row["lr"]) for row in csv.DictReader(path.read_text().splitlines())]
+        {(row["tau"], row["method"]): float(row["lr"]) for row in csv.DictReader(path.read_text().splitlines())}
         for path in (runs, runs.with_name("runs_momentum_0.9.csv"))
     )
-    assert with_momentum == pytest.approx([lr / 10 for lr in plain])
+    assert with_momentum == pytest.approx({key: lr / 10 for key, lr in plain.items()})
 
 
 @pytest.mark.slow
