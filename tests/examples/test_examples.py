@@ -522,4 +522,6 @@ def test_benchmark_of_retrieval_prints_its_figures(tmp_path):
     few = ["--items", 1000, 100_000, "--steps", 10]
     figures = json.loads(script(tmp_path, "benchmarks/retrieval_step.py", *few).strip().splitlines()[-1])
     assert set(figures) == {"step_ratio", "ms_per_step"}
-    assert 0 < figures["step_ratio"] < 3
+    assert figures["step_ratio"] > 0  # a wall time, which other work on the machine changes
+    assert len(figures["ms_per_step"]) == 2
+    assert all(value > 0 for value in figures["ms_per_step"].values())
