@@ -29,7 +29,7 @@ class SCENT(ScheduledUpdate):
     .. math:: \nu \leftarrow \nu + \log(1 + \alpha e^{\ell}) - \log(1 + \alpha e^{\nu})
 
     A moving average of :math:`e^\nu` whose factor, the effective γ = sigmoid(log α + ν), is small where ν is small.
-    A good start is log α ≈ −ν* − c, with ν* the value ν settles at (watch it in TensorBoard) and c from 0 to 4. "auto"
+    A good start is log α ≈ −ν* − c, with ν* the value ν settles at (watch it in TensorBoard) and c from 0 to 5. "auto"
     finds it during the run: :class:`~scent_lightning.updates.auto.AutoStepSize`.
 
     Args:
