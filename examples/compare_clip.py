@@ -57,20 +57,11 @@ SETTINGS: dict[int, dict[str, tuple[float, dict[str, Any]]]] = {
 }
 
 
-def run(
-    path: str,
-    batch_size: int,
-    method: str,
-    seed: int,
-    epochs: int,
-    lr: float | None = None,
-    arguments: dict[str, Any] | None = None,
-) -> list[dict[str, Any]]:
+def run(path: str, batch_size: int, method: str, seed: int, epochs: int) -> list[dict[str, Any]]:
     """Train once; the recalls of the validation split at the end, τ, and the mean ν of the images."""
     silent_process(seed)
     config = yaml.safe_load(CONFIG.read_text())
-    tuned_lr, tuned = SETTINGS.get(batch_size, {}).get(method, (1e-3, {}))
-    lr, arguments = lr or tuned_lr, tuned if arguments is None else arguments
+    lr, arguments = SETTINGS.get(batch_size, {}).get(method, (1e-3, {}))
     data = ImageTextDataModule(**{**config["data"]["init_args"], "path": path, "batch_size": batch_size})
     data.setup("fit")
     dual = dual_update(method, arguments)

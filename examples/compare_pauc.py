@@ -24,11 +24,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from resumable import bare_trainer, read_rows, run_missing, settings, silent_process, spread
+from resumable import bare_trainer, dual_update, read_rows, run_missing, settings, silent_process, spread
 from torch import Tensor
 
 from scent_lightning.data import ImbalancedImageDataModule
-from scent_lightning.duals import BSGD, DualUpdate
+from scent_lightning.duals import BSGD
 from scent_lightning.errors import DualDivergenceError
 from scent_lightning.metrics.partial_auc import partial_auc, partial_auc_objective
 from scent_lightning.modules import SmallImageResNet
@@ -123,30 +123,20 @@ def figures(folder: Path, tau: float, scores: dict[str, Tensor]) -> dict[str, fl
     }
 
 
-def run(
-    folder: Path,
-    tau: float,
-    method: str,
-    seed: int,
-    epochs: int,
-    lr: float | None = None,
-    arguments: dict[str, Any] | None = None,
-    momentum: float = 0.0,
-) -> list[dict[str, Any]]:
+def run(folder: Path, tau: float, method: str, seed: int, epochs: int, momentum: float) -> list[dict[str, Any]]:
     """Second stage: train a classifier on the features once; the figures at the end."""
     silent_process(seed)
     row = {"seed": seed, "tau": tau, "method": method, "epochs": epochs}
     if method == PRETRAINING:
         scores = {split: torch.from_numpy(np.load(folder / split / "scores.npy")) for split in ("train", "test")}
         return [{**row, "lr": 0.0, "arguments": "{}", **figures(folder, tau, scores)}]
-    tuned_lr, tuned = SETTINGS.get(tau, {}).get(method, (0.0, {}))
-    lr = lr or tuned_lr * (1 - momentum)
-    config = {"class_path": method, "init_args": tuned if arguments is None else arguments}
+    lr, arguments = SETTINGS[tau][method]
+    lr *= 1 - momentum
     data = ImbalancedImageDataModule(str(folder), dataset="features")
     data.setup("fit")
     task = PartialAUCTask(
         data.num_anchors,
-        DualUpdate.from_config(config),
+        dual_update(method, arguments),
         data.num_features,
         tau=tau,
         margin=MARGIN,
@@ -159,7 +149,7 @@ def run(
         max_epochs=epochs,
         limit_val_batches=0,
     )
-    row |= {"lr": lr, "arguments": json.dumps(config["init_args"])}
+    row |= {"lr": lr, "arguments": json.dumps(arguments)}
     try:
         trainer.fit(task, datamodule=data)
     except DualDivergenceError:
@@ -211,7 +201,7 @@ def main() -> None:
     file = out / (f"runs_momentum_{arguments.momentum:g}.csv" if arguments.momentum else "runs.csv")
     done = {(row["seed"], row["tau"], row["method"], row["epochs"]) for row in read_rows(file)}
     todo = [
-        (folder, tau, method, seed, arguments.epochs, None, None, arguments.momentum)
+        (folder, tau, method, seed, arguments.epochs, arguments.momentum)
         for tau in TAUS
         for seed, folder in folders.items()
         for method in (PRETRAINING, *SETTINGS[tau])

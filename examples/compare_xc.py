@@ -114,21 +114,19 @@ def fixed_rows(path: str, split: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(features[chosen].astype(np.float32)), torch.from_numpy(labels[chosen].astype(np.int64))
 
 
-def run(
-    method: str, seed: int, epochs: int, path: str, lr: float | None = None, arguments: dict[str, Any] | None = None
-) -> list[dict[str, Any]]:
+def run(method: str, seed: int, epochs: int, path: str) -> list[dict[str, Any]]:
     """Train once; a row for each epoch."""
     silent_process(seed)
-    tuned_lr, tuned = setting(method)
-    dual = dual_update(method, tuned if arguments is None else arguments)
+    lr, arguments = setting(method)
+    dual = dual_update(method, arguments)
     data = FeatureDataModule(path, batch_size=128)
     sizes = data.num_features, data.num_classes, data.num_anchors
-    more: dict[str, Any] = {"weight_step": "proximal" if tuned_lr is None else "gradient"}
+    more: dict[str, Any] = {"weight_step": "proximal" if lr is None else "gradient"}
     if method != DEFAULT:
         more["include_target"] = False  # the published loss
     if method.endswith("momentum"):
-        more["optimizer"] = partial(DenseSGD, lr=lr or tuned_lr or 0.0, momentum=MOMENTUM)
-    task = ExtremeClassificationTask(*sizes, dual, lr=lr or tuned_lr, **more)
+        more["optimizer"] = partial(DenseSGD, lr=lr or 0.0, momentum=MOMENTUM)
+    task = ExtremeClassificationTask(*sizes, dual, lr=lr, **more)
     curve = Curve({split: fixed_rows(path, split) for split in ("train", "val")})
     trainer = bare_trainer(
         accelerator="cpu",
