@@ -56,7 +56,8 @@ class Rule:
         log_alpha: by hand; None is auto, as in the package, and what is below the guard is its constants.
         cosine: whether α by hand falls to 0 by a cosine.
         guard: largest log weight; None is that of auto, by the visits.
-        rise: how far c rises at most; None is as far as in the package, by the anchors.
+        rise: how far c rises at most where there is more than one anchor.
+        share_of_run: over how much of the run the average goes back at most where there is one.
         until: fraction of the run at which c has risen and α begins to fall.
         window: fraction of the run after which the reference may fall.
         lag_to_noise: how far ν may lag, in standard deviations of ℓ − ν.
@@ -77,7 +78,8 @@ class Rule:
     log_alpha: float | None = None
     cosine: bool = False
     guard: float | None = None
-    rise: float | None = None
+    rise: float = AUTO.rise
+    share_of_run: float = AUTO.share_of_run
     until: float = AUTO.risen
     window: float = AUTO.window
     lag_to_noise: float = AUTO.lag_to_noise
@@ -95,10 +97,9 @@ class Rule:
 
     def auto(self, anchors: int, epoch: float) -> AutoStepSize:
         """The package's rule with these constants."""
+        rise = {"rise": self.rise, "share_of_run": self.share_of_run, "risen": self.until, "window": self.window}
         limits = {"lag_to_noise": self.lag_to_noise, "variance": self.variance, "share": self.share}
-        if self.rise is not None:
-            limits |= {"rise": self.rise, "rise_of_one": self.rise}
-        rule = AutoStepSize(anchors, self.guard, AutoConstants(risen=self.until, window=self.window, **limits))
+        rule = AutoStepSize(anchors, self.guard, AutoConstants(**rise, **limits))
         rule.epoch = epoch
         return rule
 
@@ -515,6 +516,8 @@ RULES: dict[str, Rule | Callable[[Rule], Rule]] = {
     "auto, no limit by the noise": Rule(variance=1e-30),
     "auto, c to 3": Rule(rise=3.0),
     "auto, c to 6": Rule(rise=6.0),
+    "auto, one over 0.6 %": Rule(share_of_run=0.006),
+    "auto, one over 2.4 %": Rule(share_of_run=0.024),
     "auto, until 0.5": Rule(until=0.5),
     "auto, until 0.9": Rule(until=0.9),
     "auto, guard 2": Rule(guard=2.0),

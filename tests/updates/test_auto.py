@@ -132,12 +132,33 @@ def test_where_nothing_falls_the_visits_limit_the_average():
     assert c == pytest.approx(math.log(1.6 * (1 + 16 / 30)), abs=0.03)
 
 
-@pytest.mark.parametrize(("anchors", "rows", "c"), [(1, 1, 4.0), (2, 1, 5.0), (20, 10, 5.0)])
-def test_in_the_end_the_average_is_shorter_with_one_anchor_alone(anchors, rows, c):
+def c_when_risen(anchors, steps, rows=1):
     variable = DualVariable(anchors, SCENT("auto"))
-    for scores, index, progress in batches(anchors, 2000, rows):
+    for scores, index, progress in batches(anchors, steps, rows):
         variable.entropic_risk(scores, index, progress=0.8 * progress)
-    assert -variable.auto.log_alpha(0.8) - variable.auto.reference == pytest.approx(c)
+    return -variable.auto.log_alpha(0.8) - variable.auto.reference
+
+
+@pytest.mark.parametrize(("anchors", "rows"), [(2, 1), (20, 10)])
+def test_in_the_end_the_average_is_over_150_visits(anchors, rows):
+    assert c_when_risen(anchors, 2000, rows) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("steps", [300, 2000, 12_000])
+def test_one_anchor_is_averaged_over_a_share_of_the_run(steps):
+    # ``steps`` are four fifths of the run.
+    assert c_when_risen(1, steps) == pytest.approx(math.log(0.012 * steps / 0.8), abs=0.01)
+
+
+def test_one_anchor_of_a_run_that_goes_on_is_averaged_over_a_share_of_all_its_steps():
+    variable = DualVariable(1, SCENT("auto"))
+    for scores, index, progress in batches(1, 2000, 1):
+        variable.entropic_risk(scores, index, progress=progress)
+    variable.auto.move(-0.75)  # 2,000 steps are a quarter of the run now
+    for scores, index, progress in batches(1, 4000, 1, seed=1):
+        variable.entropic_risk(scores, index, progress=0.25 + 0.5 * progress)
+    c = -variable.auto.log_alpha(0.75) - variable.auto.reference
+    assert c == pytest.approx(math.log(0.012 * 8000) * 0.75 / 0.8, abs=0.01)
 
 
 def test_only_the_anchors_in_use_count():
