@@ -107,11 +107,14 @@ def decreases(gradient: Tensor, lr: Tensor, log_part: Tensor) -> Tensor:
     """W(a) of the runs, shape ``(R,)``, in float64: the proximal step multiplies gradients by exp(−W(a)).
 
     Args:
-        gradient: shape ``(R, D)``.
+        gradient: shape ``(R, …)``; its square may overflow.
         lr: learning rates, shape ``(R,)``.
         log_part: log cE, shape ``(R,)``.
     """
-    return lambert_w(lr.log() + 2 * gradient.double().norm(dim=1).log() - log_part, from_log=True)
+    flat = gradient.flatten(1)
+    largest = flat.abs().amax(dim=1).clamp(min=torch.finfo(flat.dtype).tiny)
+    log_norm = (flat / largest.unsqueeze(1)).double().norm(dim=1).log() + largest.double().log()
+    return lambert_w(lr.log() + 2 * log_norm - log_part, from_log=True)
 
 
 def train(

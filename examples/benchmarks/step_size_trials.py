@@ -31,10 +31,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import pauc_known_optimum
 from compare_xc import SETTINGS as XC_SETTINGS
 from compare_xc import fixed_rows
+from dro_at_once import decreases
 from reproduce_dro_table import CELLS, TUNED, data_module, least_objective, temperature, training_rows
 
 from scent_lightning.duals.auto_rate import AutoRate, Fall
-from scent_lightning.functional import lambert_w
 from scent_lightning.modules.class_sampled_linear import log_weight_of_own_class
 from scent_lightning.progress import ending
 from scent_lightning.tasks import BaseTask, DRORegressionTask, ExtremeClassificationTask, PartialAUCTask
@@ -231,11 +231,7 @@ class WeightSteps:
         """
         if not self.proximal.any():
             return gradient
-        flat = gradient.flatten(1)
-        largest = flat.abs().amax(dim=1).clamp(min=torch.finfo(flat.dtype).tiny).double()
-        log_norm = (flat / largest.unsqueeze(1).to(flat)).norm(dim=1).double().log() + largest.log()
-        log_a = self.rates(progress).log() + 2 * log_norm - log_mean_exp(log_part) - log_c
-        decrease = lambert_w(log_a, from_log=True)
+        decrease = decreases(gradient, self.rates(progress), log_mean_exp(log_part) + log_c)
         half = (decrease / -2).exp()
         half = torch.where(self.proximal, half, 1.0).view(-1, *[1] * (gradient.ndim - 1)).to(gradient)
         if self.found:
