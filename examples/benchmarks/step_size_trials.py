@@ -56,8 +56,8 @@ class Rule:
         log_alpha: by hand; None is auto, as in the package, and what is below the guard is its constants.
         cosine: whether α by hand falls to 0 by a cosine.
         guard: largest log weight; None is that of auto, by the visits.
-        rise: how far c rises at most where there is more than one anchor.
-        share_of_run: over how much of the run the average goes back at most where there is one.
+        rise: how far c rises at most.
+        share_of_run: that an average goes back over at most where there is but one anchor.
         until: fraction of the run at which c has risen and α begins to fall.
         window: fraction of the run after which the reference may fall.
         lag_to_noise: how far ν may lag, in standard deviations of ℓ − ν.

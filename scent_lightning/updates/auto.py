@@ -9,9 +9,9 @@ The first window has none, and α = ∞ (BSGD).
 
 c is the logarithm of how many visits an anchor's average goes back. It rises linearly from 0, so that the average gets
 longer as the model settles, and at last α falls to 0 by a cosine. It rises to 5 (γ = 0.007). One anchor alone is
-visited at each step, and its average goes back over 1.2 % of the run: the error of a ν that all rows share only scales
-the gradient, and what it takes in of its own batch keeps the weights of rare rows in bounds. Three measurements keep c
-lower where an average that long is not wanted:
+visited at each step, and its average goes back over 1.2 % of the run at most: the error of a ν that all rows share only
+scales the gradient, and what it takes in of its own batch keeps the weights of rare rows in bounds. Three measurements
+keep c lower where an average that long is not wanted:
 
 * **noise**: it rises to :math:`\log(r / 2\sigma^2)` at most, where r is the mean square of ℓ − ν, as seen in the
   batches, and σ² the variance of ν below which more averaging gains nothing: ν varies by :math:`\gamma r / 2`. Without
@@ -52,7 +52,7 @@ class AutoConstants:
         largest_window: the same at the latest, where a window is an epoch.
         risen: fraction of the run at which c has risen and α begins to fall.
         rise: c at the end of its rise, unless noise, visits or lag limit it: γ is 0.007 there.
-        share_of_run: the same where there is but one anchor, as the logarithm of this share of the run's steps.
+        share_of_run: that an average goes back over at most where there is but one anchor.
         share: of the visits so far, over which the average goes back while they are few.
         many_visits: from how many visits on it goes back over more.
         variance: of ν that needs no more averaging.
@@ -144,7 +144,9 @@ class AutoStepSize(StepSizeRule):
         return scheduled_log("cosine", log_alpha, -math.inf, (progress - risen) / (1.0 - risen))
 
     def _c(self, progress: float) -> float:
-        rise = self.constants.rise if self.num_anchors > 1 else self._rise_of_one()
+        rise = self.constants.rise
+        if self.num_anchors == 1:
+            rise = min(rise, self._log_share_of_run())
         if self.variance is not None:
             rise = min(rise, math.log(max(self.variance, 1e-30) / (2.0 * self.constants.variance)))
         c = min(rise * min(progress / self.constants.risen, 1.0), self._c_of_visits())
@@ -152,8 +154,8 @@ class AutoStepSize(StepSizeRule):
             return c
         return min(c, math.log(self.constants.lag_to_noise * math.sqrt(self.variance) / self.fall))
 
-    def _rise_of_one(self) -> float:
-        done = max(self.begun, self.constants.window)  # of the run, in which the visits so far were made
+    def _log_share_of_run(self) -> float:
+        done = max(self.begun, self.constants.window)  # of the run, when the visits so far had been made
         return math.log(self.constants.share_of_run * self.visits_of_each / done)
 
     def _c_of_visits(self) -> float:
