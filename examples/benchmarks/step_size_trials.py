@@ -53,16 +53,10 @@ class Rule:
     """How log α goes over a run.
 
     Attributes:
-        log_alpha: by hand; None is auto, as in the package, and what is below the guard is its constants.
+        log_alpha: by hand; None is auto, as in the package.
         cosine: whether α by hand falls to 0 by a cosine.
         guard: largest log weight; None is that of auto, by the visits.
-        rise: how far c rises at most.
-        share_of_run: that an average goes back over at most where there is but one anchor.
-        until: fraction of the run at which c has risen and α begins to fall.
-        window: fraction of the run after which the reference may fall.
-        lag_to_noise: how far ν may lag, in standard deviations of ℓ − ν.
-        variance: of ν, below which c rises no further.
-        share: of the visits so far, over which the average goes back while they are few.
+        constants: of auto.
         lr: factor of the learning rate.
         rate: the learning rate at its largest, whatever the problem's is.
         decades: by how many powers of ten the learning rate falls over the run, and at its end to 0; None is to 0 by
@@ -78,13 +72,7 @@ class Rule:
     log_alpha: float | None = None
     cosine: bool = False
     guard: float | None = None
-    rise: float = AUTO.rise
-    share_of_run: float = AUTO.share_of_run
-    until: float = AUTO.risen
-    window: float = AUTO.window
-    lag_to_noise: float = AUTO.lag_to_noise
-    variance: float = AUTO.variance
-    share: float = AUTO.share
+    constants: AutoConstants = AUTO
     lr: float = 1.0
     rate: float | None = None
     decades: float | None = None
@@ -97,9 +85,7 @@ class Rule:
 
     def auto(self, anchors: int, epoch: float) -> AutoStepSize:
         """The package's rule with these constants."""
-        rise = {"rise": self.rise, "share_of_run": self.share_of_run, "risen": self.until, "window": self.window}
-        limits = {"lag_to_noise": self.lag_to_noise, "variance": self.variance, "share": self.share}
-        rule = AutoStepSize(anchors, self.guard, AutoConstants(**rise, **limits))
+        rule = AutoStepSize(anchors, self.guard, self.constants)
         rule.epoch = epoch
         return rule
 
@@ -507,15 +493,15 @@ RULES: dict[str, Rule | Callable[[Rule], Rule]] = {
     "by hand − 3": lambda hand: replace(hand, log_alpha=(hand.log_alpha or 0.0) - 3),
     "by hand + 3": lambda hand: replace(hand, log_alpha=(hand.log_alpha or 0.0) + 3),
     "auto": Rule(),
-    "auto, no limit by the visits": Rule(share=math.inf),
-    "auto, no limit of the lag": Rule(lag_to_noise=math.inf),
-    "auto, no limit by the noise": Rule(variance=1e-30),
-    "auto, c to 3": Rule(rise=3.0),
-    "auto, c to 6": Rule(rise=6.0),
-    "auto, one over 0.6 %": Rule(share_of_run=0.006),
-    "auto, one over 2.4 %": Rule(share_of_run=0.024),
-    "auto, until 0.5": Rule(until=0.5),
-    "auto, until 0.9": Rule(until=0.9),
+    "auto, no limit by the visits": Rule(constants=replace(AUTO, share=math.inf)),
+    "auto, no limit of the lag": Rule(constants=replace(AUTO, lag_to_noise=math.inf)),
+    "auto, no limit by the noise": Rule(constants=replace(AUTO, variance=1e-30)),
+    "auto, c to 3": Rule(constants=replace(AUTO, rise=3.0)),
+    "auto, c to 6": Rule(constants=replace(AUTO, rise=6.0)),
+    "auto, one over 0.6 %": Rule(constants=replace(AUTO, share_of_run=0.006)),
+    "auto, one over 2.4 %": Rule(constants=replace(AUTO, share_of_run=0.024)),
+    "auto, until 0.5": Rule(constants=replace(AUTO, risen=0.5)),
+    "auto, until 0.9": Rule(constants=replace(AUTO, risen=0.9)),
     "auto, guard 2": Rule(guard=2.0),
     "auto, no clipping": Rule(clip=False),
     "auto, proximal": Rule(proximal=True, clip=False),
