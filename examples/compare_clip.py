@@ -57,11 +57,17 @@ SETTINGS: dict[int, dict[str, tuple[float, dict[str, Any]]]] = {
 }
 
 
+def settings_at(batch_size: int, method: str) -> tuple[float, dict[str, Any]]:
+    """What SETTINGS has for the method at the batch size nearest to this one."""
+    nearest = min(SETTINGS, key=lambda size: abs(size - batch_size))
+    return SETTINGS[nearest][method]
+
+
 def run(path: str, batch_size: int, method: str, seed: int, epochs: int) -> list[dict[str, Any]]:
     """Train once; the recalls of the validation split at the end, τ, and the mean ν of the images."""
     silent_process(seed)
     config = yaml.safe_load(CONFIG.read_text())
-    lr, arguments = SETTINGS.get(batch_size, {}).get(method, (1e-3, {}))
+    lr, arguments = settings_at(batch_size, method)
     data = ImageTextDataModule(**{**config["data"]["init_args"], "path": path, "batch_size": batch_size})
     data.setup("fit")
     dual = dual_update(method, arguments)
@@ -157,7 +163,8 @@ def main() -> None:
     parser.add_argument("--path", help="the table emoji.tsv, with its images beside it")
     parser.add_argument("--draw", type=Path, help="run nothing: draw the table in this Markdown file")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds of model and batches (0 1 2)")
-    parser.add_argument("--batch-sizes", nargs="+", type=int, default=list(SETTINGS), help="pairs a step (64 256)")
+    sizes = "pairs a step (64 256); the settings are those of the nearest of the two"
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=list(SETTINGS), help=sizes)
     parser.add_argument("--epochs", type=int, default=30, help="epochs of every run (30)")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time, one thread each (1)")
     parser.add_argument("--out", type=Path, default=Path("runs/compare_clip"), help="folder of what is kept")
@@ -192,5 +199,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.set_start_method("spawn")  # a GPU cannot be used in a forked process
+    if torch.cuda.is_available():  # a GPU cannot be used in a forked process; elsewhere a fork spares the imports
+        torch.multiprocessing.set_start_method("spawn")
     main()
