@@ -14,6 +14,7 @@ from PIL import Image
 from scent_lightning.duals import BSGD, SCENT, SOX
 from scent_lightning.errors import InputError
 from tests.conftest import ROOT
+from tests.data.test_image_text import write_table
 from tests.forked import finished, start_script
 
 EXAMPLES = ROOT / "examples"
@@ -79,27 +80,18 @@ def test_emoji_figure_from_a_table(tmp_path, monkeypatch):
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
-def write_pairs(folder, rows=96):
-    """A table of noise with captions, a third of it for validation, as compare_clip.py reads it."""
-    generator = np.random.default_rng(0)
-    lines = ["filepath\ttitle\tcategory\tsplit"]
-    for row in range(rows):
-        Image.fromarray(generator.integers(256, size=(16, 16, 3), dtype=np.uint8)).save(folder / f"{row}.png")
-        lines.append(f"{row}.png\tnoise number {row}\tnoise\t{'train' if row % 3 else 'val'}")
-    (folder / "pairs.tsv").write_text("\n".join(lines) + "\n")
-
-
 @pytest.mark.slow
-def test_comparison_on_pairs(tmp_path):
-    """Every method once, at a batch size that no settings were chosen for."""
-    write_pairs(tmp_path)
+def test_comparison_on_pairs(tmp_path, monkeypatch):
+    """Every method once, at a batch size that no settings were chosen for; a third of the pairs validates."""
+    columns = {"category": ["noise"] * 96, "split": ["val", "train", "train"] * 32}
+    table = write_table(tmp_path, rows=96, columns=columns)
     few = ["--batch-sizes", 32, "--epochs", 1, "--seeds", 0, "--out", tmp_path / "out"]
-    output = script(tmp_path, "compare_clip.py", "--path", tmp_path / "pairs.tsv", *few)
-    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open()))
+    output = script(tmp_path, "compare_clip.py", "--path", table, *few)
+    rows = example("resumable", monkeypatch).read_rows(tmp_path / "out" / "runs.csv")
     assert [row["method"] for row in rows] == ["BSGD", "SOX", "SCENT", "SCENT auto"]
     for row in rows:
         for direction in ("image_to_text", "text_to_image"):
-            found = [float(row[f"{direction}_R@{k}"]) for k in (1, 5, 10)]
+            found = [row[f"{direction}_R@{k}"] for k in (1, 5, 10)]
             assert 0 <= found[0] <= found[1] <= found[2] < 0.9  # of 32 pairs of noise
     assert output.count("| 32 | ") == 4
     assert (tmp_path / "out" / "recall.png").stat().st_size > 10_000
@@ -445,7 +437,7 @@ def test_table_is_resumable_and_its_optimum_exact(tmp_path, data_dir):
 
 
 @pytest.mark.slow
-def test_two_scripts_agree_on_what_nothing_set_ends_with(tmp_path, data_dir):
+def test_two_scripts_agree_on_what_nothing_set_ends_with(tmp_path, data_dir, monkeypatch):
     """Both train the same run, in folders of their own; the gaps are those of the objectives that they keep."""
     (tmp_path / "classes").mkdir()
     write_classes(tmp_path / "classes")
@@ -458,18 +450,19 @@ def test_two_scripts_agree_on_what_nothing_set_ends_with(tmp_path, data_dir):
     found = json.loads(output.strip().splitlines()[-1])
     assert set(gaps) == {"SCENT tuned", "SCENT auto", "SCENT default"}
     assert set(found) == {cell, "glyphs"}
-    kept = {name: list(csv.DictReader((tmp_path / f"{name}.csv").open())) for name in ("runs", "cells", "glyphs")}
+    read_rows = example("resumable", monkeypatch).read_rows
+    kept = {name: read_rows(tmp_path / f"{name}.csv") for name in ("runs", "cells", "glyphs")}
     assert [len(rows) for rows in kept.values()] == [6, 2, 2]
 
     def objectives(name):
-        return {row["seed"]: float(row["objective"]) for row in kept[name] if row["method"] == "SCENT default"}
+        return {row["seed"]: row["objective"] for row in kept[name] if row["method"] == "SCENT default"}
 
     assert objectives("runs") == objectives("cells")
     # The optimum with six digits, as README has it.
     mean = sum(100 * (value / 0.955292 - 1) for value in objectives("cells").values()) / 2
     assert found[cell] == pytest.approx(mean, abs=2e-4)
     assert gaps["SCENT default"] == pytest.approx(mean, abs=2e-4)
-    entropies = [float(row["train_cross_entropy"]) for row in kept["glyphs"]]
+    entropies = [row["train_cross_entropy"] for row in kept["glyphs"]]
     assert found["glyphs"] == pytest.approx(sum(entropies) / 2, abs=1e-5)
     assert max(entropies) < math.log(40)  # that of classes that are alike, where training begins
 
