@@ -3,9 +3,10 @@
 Two stages. A ResNet-18 is trained with cross-entropy on the imbalanced training set (the first half of the classes is
 negative, of the second half, positive, 80 % is removed), on two cores a quarter as wide and for 15 epochs. Then it is
 frozen, its features are written to files once, and each method trains a linear classifier from scratch for 60 epochs of
-batches of 32 + 32, with its SETTINGS. Reported: the training objective, exact over all positives × negatives, and the
-partial AUC (FPR ≤ 0.3) on the balanced test set; "cross-entropy" is the classifier of the first stage as it is.
---momentum gives the second stage momentum, at learning rates that are 1 − momentum times as large.
+batches of 32 + 32, with its SETTINGS; "SCENT default" is the task with nothing set, its proximal step and the learning
+rate that it finds. Reported: the training objective, exact over all positives × negatives, and the partial AUC
+(FPR ≤ 0.3) on the balanced test set; "cross-entropy" is the classifier of the first stage as it is. --momentum gives
+the second stage momentum, at learning rates that are 1 − momentum times as large.
 
 What is done is kept in the folder --out: the checkpoint and the features of each seed, and a CSV file of the runs.
 
@@ -34,7 +35,8 @@ from scent_lightning.metrics.partial_auc import partial_auc, partial_auc_objecti
 from scent_lightning.modules import SmallImageResNet
 from scent_lightning.tasks import PartialAUCTask
 
-MARGIN, MAX_FPR, TAUS, PRETRAINING = 0.5, 0.3, (0.05, 0.1), "cross-entropy"
+MARGIN, MAX_FPR, TAUS = 0.5, 0.3, (0.05, 0.1)
+PRETRAINING, DEFAULT = "cross-entropy", "SCENT default"
 POSITIVE = ["dog", "frog", "horse", "ship", "truck"]  # of CIFAR-10
 
 # Learning rate and arguments of the dual update for each τ, the best objective of what was tried at seed 0: learning
@@ -130,8 +132,9 @@ def run(folder: Path, tau: float, method: str, seed: int, epochs: int, momentum:
     if method == PRETRAINING:
         scores = {split: torch.from_numpy(np.load(folder / split / "scores.npy")) for split in ("train", "test")}
         return [{**row, "lr": 0.0, "arguments": "{}", **figures(folder, tau, scores)}]
-    lr, arguments = SETTINGS[tau][method]
-    lr *= 1 - momentum
+    lr, arguments = SETTINGS[tau].get(method, (None, {}))
+    if lr is not None:
+        lr *= 1 - momentum
     data = ImbalancedImageDataModule(str(folder), dataset="features")
     data.setup("fit")
     task = PartialAUCTask(
@@ -141,7 +144,7 @@ def run(folder: Path, tau: float, method: str, seed: int, epochs: int, momentum:
         tau=tau,
         margin=MARGIN,
         lr=lr,
-        weight_step="gradient",
+        weight_step="proximal" if lr is None else "gradient",
         momentum=momentum,
     )
     trainer = bare_trainer(
@@ -149,7 +152,7 @@ def run(folder: Path, tau: float, method: str, seed: int, epochs: int, momentum:
         max_epochs=epochs,
         limit_val_batches=0,
     )
-    row |= {"lr": lr, "arguments": json.dumps(arguments)}
+    row |= {"lr": "auto" if task.finds_lr else task.lr, "arguments": json.dumps(arguments)}
     try:
         trainer.fit(task, datamodule=data)
     except DualDivergenceError:
@@ -169,7 +172,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             mine = [row for row in rows if row["method"] == method and row["tau"] == tau]
             said = "first stage"
             if method != PRETRAINING:
-                said = settings(mine[0]["lr"], json.loads(mine[0]["arguments"]))
+                lr = None if method == DEFAULT else mine[0]["lr"]
+                said = settings(lr, json.loads(mine[0]["arguments"]))
             objective, area = (
                 "{:.4f} ± {:.4f}".format(*spread([row[key] for row in mine]))
                 for key in ("objective", "test_partial_auc")
@@ -204,12 +208,12 @@ def main() -> None:
         (folder, tau, method, seed, arguments.epochs, arguments.momentum)
         for tau in TAUS
         for seed, folder in folders.items()
-        for method in (PRETRAINING, *SETTINGS[tau])
+        for method in (PRETRAINING, *SETTINGS[tau], DEFAULT)
         if (seed, tau, method, arguments.epochs) not in done
     ]
     run_missing(run, todo, file, arguments.workers)
     rows = [row for row in read_rows(file) if row["seed"] in arguments.seeds and row["epochs"] == arguments.epochs]
-    order = [PRETRAINING, *SETTINGS[TAUS[0]]]
+    order = [PRETRAINING, *SETTINGS[TAUS[0]], DEFAULT]
     print(table(sorted(rows, key=lambda row: order.index(row["method"]))))
 
 

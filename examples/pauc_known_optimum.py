@@ -273,7 +273,7 @@ def run(
         trainer.fit(task, datamodule=data)
     except DualDivergenceError:
         curve.found[epochs] = float("nan")
-    setting = {"lr": task.lr, "arguments": json.dumps(arguments)}
+    setting = {"lr": "auto" if task.finds_lr else task.lr, "arguments": json.dumps(arguments)}
     which = {"tau": tau, "negatives": negatives_per_batch, "method": method, "seed": seed, "epochs": epochs}
     return [
         {**which, "momentum": momentum, **setting, "epoch": epoch, "objective": value}

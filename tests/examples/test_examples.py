@@ -294,19 +294,24 @@ def test_comparison_on_partial_auc(tmp_path):
     few = ["--path", tmp_path, "--seeds", 0, "--width", 2, "--pretrain-epochs", 1, "--epochs", 1, "--workers", 2]
     few += ["--positive-classes", "dog"]
     output = script(tmp_path, "compare_pauc.py", *few, "--out", tmp_path / "out")
-    assert output.count("| cross-entropy |") == output.count("| SCENT |") == 2
+    assert output.count("| cross-entropy |") == output.count("| SCENT |") == output.count("| nothing set |") == 2
     (runs,) = (tmp_path / "out").glob("*/runs.csv")
     lines = runs.read_text().splitlines()
-    assert len(lines) == 1 + 2 * 7
+    assert len(lines) == 1 + 2 * 8
     script(tmp_path, "compare_pauc.py", *few, "--out", tmp_path / "out")
     assert runs.read_text().splitlines() == lines
     script(tmp_path, "compare_pauc.py", *few, "--momentum", 0.9, "--out", tmp_path / "out")
     assert runs.read_text().splitlines() == lines
     plain, with_momentum = (
-        {(row["tau"], row["method"]): float(row["lr"]) for row in csv.DictReader(path.read_text().splitlines())}
+        {(row["tau"], row["method"]): row["lr"] for row in csv.DictReader(path.read_text().splitlines())}
         for path in (runs, runs.with_name("runs_momentum_0.9.csv"))
     )
-    assert with_momentum == pytest.approx({key: lr / 10 for key, lr in plain.items()})
+    for tau in ("0.05", "0.1"):
+        key = tau, "SCENT default"
+        assert plain.pop(key) == with_momentum.pop(key) == "auto"
+    assert {key: float(lr) for key, lr in with_momentum.items()} == pytest.approx(
+        {key: float(lr) / 10 for key, lr in plain.items()}
+    )
 
 
 @pytest.mark.slow
