@@ -1,7 +1,7 @@
 """All seeds of a robust regression at once, as examples/reproduce_dro_table.py has it: ten runs in the time of one.
 
-The runs are those of the Trainer: the package's dual updates, batches in the order of each seed, SGD with Nesterov
-momentum from least squares. A run is a row of one weight matrix, and an anchor of one table.
+The runs are those of the Trainer: the package's dual updates, batches in the order of each seed, SGD with momentum from
+least squares. A run is a row of one weight matrix, and an anchor of one table.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from scent_lightning.data.batch_sampler import ShuffledBatchSampler
 from scent_lightning.duals import DualDivergenceError, DualUpdate, DualVariable
 from scent_lightning.duals.auto_rate import AutoRate
 from scent_lightning.functional import lambert_w, log_mean_exp
+from scent_lightning.optim import increasing_momentum
 from scent_lightning.tasks import DRORegressionTask
 from scent_lightning.tasks.training import rate_factor
 
@@ -159,8 +160,10 @@ def train(
                 gradient = gradient * (-less).exp().unsqueeze(1).to(gradient)
             if clip is not None:
                 gradient = gradient * (clip / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
-            sums = task.momentum * sums + gradient
-            moves = gradient + task.momentum * sums if task.nesterov else sums
+            auto = task.momentum == "auto"
+            momentum, dampening = increasing_momentum(step) if auto else (cast(float, task.momentum), 0.0)
+            sums = momentum * sums + (1 - dampening) * gradient
+            moves = gradient + momentum * sums if task.nesterov or auto else sums
             weights = nn.Parameter(weights.detach() - lr.unsqueeze(1).to(weights) * moves)
             step += 1
     losses = (weights.detach().double() @ rows.double().T - target.double()).square()

@@ -89,7 +89,7 @@ TUNED: dict[str, tuple[float, float, dict[str, Any]]] = {
 # stays where its first batch puts it), U-max's learning rate 1e-4 on California at 5 (diverges), BSGD's learning rate
 # 1e-5 on abalone at 1 (ends at 12.1; 1e-4 gives the published 11.3).
 CELLS = tuple(SETTINGS)
-GRADIENT = {"lr_schedule": "cosine", "warmup_epochs": 0.0, "weight_step": "gradient"}
+GRADIENT = {"lr_schedule": "cosine", "warmup_epochs": 0.0, "weight_step": "gradient", "momentum": 0.9}
 DIVERGED = math.inf
 FAR = 100  # times the optimum: a run that ends above it has diverged, whether it is finite or not
 

@@ -17,7 +17,10 @@ from scent_lightning.functional.repeats import are_distinct
 from scent_lightning.private_api import entries, is_watched, takes_own_records
 from scent_lightning.validation import checked_choice, checked_number
 
-__all__ = ["RowSparseAdam", "RowSparseSGD", "average_sparse_gradient", "clip_gradients"]
+__all__ = ["IncreasingMomentumSGD", "RowSparseAdam", "RowSparseSGD", "average_sparse_gradient", "clip_gradients"]
+
+# How many gradients are averaged: one in so many steps, and at least so many.
+_STEPS_PER_AVERAGED, _LEAST_AVERAGED = 150, 10
 
 
 def check_sgd(lr: float, momentum: float, weight_decay: float) -> None:
@@ -25,6 +28,78 @@ def check_sgd(lr: float, momentum: float, weight_decay: float) -> None:
     checked_number("lr", lr, above=0)
     checked_number("momentum", momentum, least=0, below=1)
     checked_number("weight_decay", weight_decay, least=0)
+
+
+def increasing_momentum(steps: int) -> tuple[float, float]:
+    """Momentum and dampening of :class:`IncreasingMomentumSGD` after so many steps.
+
+    Example:
+        >>> increasing_momentum(0)
+        (0.9, 0.0)
+        >>> increasing_momentum(30_000)  # the mean of some 200 gradients
+        (0.995, 0.95)
+    """
+    averaged = steps / _STEPS_PER_AVERAGED
+    if averaged <= _LEAST_AVERAGED:
+        return 1 - 1 / _LEAST_AVERAGED, 0.0
+    return 1 - 1 / averaged, 1 - _LEAST_AVERAGED / averaged
+
+
+class IncreasingMomentumSGD(torch.optim.SGD):
+    r"""SGD with Nesterov's momentum that increases over the run, and steps that go as far as with a momentum of 0.9.
+
+    .. math:: v_t = \mu_t v_{t-1} + 10 (1 - \mu_t) g_t, \quad w_t = w_{t-1} - \eta (g_t + \mu_t v_t), \quad
+              \frac{1}{1 - \mu_t} = \max\left(10, \frac{t}{150}\right)
+
+    So v is 10 times a mean over the last gradients: of ten at first, as with momentum 0.9, and later of a 150th of all
+    so far, which in a run of 300 epochs is one epoch in the middle and two at the end. The gradients of an epoch add up
+    to that of all rows. Where few rows carry a loss, as in robust regression with outliers, each is in one batch of an
+    epoch; with a momentum that is spent before the next, the weights swing between these rows and all others, and the
+    mean of where they are is not the optimum. A momentum as long from the start would answer too slowly to steps that
+    are large: it increases while the learning rate falls.
+
+    Args:
+        params: parameters or parameter groups.
+        lr: learning rate η, above 0; what suits a momentum of 0.9.
+        weight_decay: L2 penalty, at least 0.
+
+    Raises:
+        InputError: an argument out of range.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(3))
+        >>> optimizer = IncreasingMomentumSGD([weight], lr=0.1)
+        >>> weight.grad = torch.ones(3)
+        >>> optimizer.step()
+        >>> weight.tolist() == torch.full((3,), -0.1).tolist()
+        True
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float = 1e-3, weight_decay: float = 0.0) -> None:
+        check_sgd(lr, 0.0, weight_decay)
+        momentum, dampening = increasing_momentum(0)
+        super().__init__(params, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
+        self._increase_before_steps()
+
+    def _increase_before_steps(self) -> None:
+        for group in self.param_groups:
+            group.setdefault("steps", 0)
+        # Not in step itself: torch's records and hooks are around it.
+        if _increase not in self._optimizer_step_pre_hooks.values():
+            self.register_step_pre_hook(_increase)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._increase_before_steps()  # a copy has lost its hooks
+
+
+def _increase(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Set the momentum of the next step, and count it."""
+    for group in optimizer.param_groups:
+        steps = group.get("steps", 0)  # a state of another SGD has none
+        group["momentum"], group["dampening"] = increasing_momentum(steps)
+        # With dampening, too, which torch's SGD does not take as an argument: g is not in v alone.
+        group["nesterov"], group["steps"] = True, steps + 1
 
 
 class _RowSparse(Optimizer):

@@ -36,6 +36,7 @@ from reproduce_dro_table import CELLS, TUNED, data_module, least_objective, temp
 
 from scent_lightning.duals.auto_rate import AutoRate, Fall
 from scent_lightning.modules.class_sampled_linear import log_weight_of_own_class
+from scent_lightning.optim import increasing_momentum
 from scent_lightning.progress import ending
 from scent_lightning.tasks import BaseTask, DRORegressionTask, ExtremeClassificationTask, PartialAUCTask
 from scent_lightning.updates.auto import AutoConstants, AutoStepSize
@@ -66,6 +67,7 @@ class Rule:
         proximal: whether the step for the weights is the proximal one, in the exponential part of the loss.
         gradual: whether the own class of a classification comes into the sum over the run; else it is never there.
         auto_lr: find the learning rate, as in the package, with this limit and fall; None: it is given.
+        auto_momentum: whether the momentum of a regression increases, as in the package; else it is 0.9.
         seed: of the batches.
     """
 
@@ -81,6 +83,7 @@ class Rule:
     proximal: bool = False
     gradual: bool = False
     auto_lr: tuple[float, Fall] | None = None
+    auto_momentum: bool = False
     seed: int = 0
 
     def auto(self, anchors: int, epoch: float) -> AutoStepSize:
@@ -269,7 +272,7 @@ class Setting:
 def regression(
     rows: Tensor, target: Tensor, tau: float, clip: float | None, setting: Setting, rules: list[Rule], device: str
 ) -> list[float]:
-    """Objective of every run at the end: robust least squares from the ordinary one, momentum 0.9, one anchor.
+    """Objective of every run at the end: robust least squares from the ordinary one, with momentum, one anchor.
 
     Args:
         rows: features with a column of ones, shape ``(n, D + 1)``.
@@ -282,7 +285,8 @@ def regression(
     """
     rows, target = rows.to(device), target.to(device)
     weights = torch.linalg.lstsq(rows, target.unsqueeze(1)).solution.T.repeat(len(rules), 1)
-    momentum = torch.zeros_like(weights)
+    sums = torch.zeros_like(weights)
+    increases = torch.tensor([[rule.auto_momentum] for rule in rules], device=device)
     weight_steps = WeightSteps(rules, setting.lr, 1 / setting.epochs, device)
     steps = setting.epochs * -(-len(target) // setting.batch_size)
     sizes = StepSizes(rules, 1, 1 / setting.epochs, device)
@@ -301,8 +305,10 @@ def regression(
             gradient = torch.bmm(factor.unsqueeze(1), inputs).squeeze(1)
             gradient = weight_steps.scaled(gradient, log_mean - nu, step / steps, math.log(tau))
             gradient = weight_steps.clipped(gradient, clip)
-            momentum = 0.9 * momentum + gradient
-            weights = weights - weight_steps.rates(step / steps).unsqueeze(1) * (gradient + 0.9 * momentum)
+            momentum, dampening = increasing_momentum(step)
+            sums = torch.where(increases, momentum * sums + (1 - dampening) * gradient, 0.9 * sums + gradient)
+            moves = gradient + torch.where(increases, momentum, 0.9) * sums
+            weights = weights - weight_steps.rates(step / steps).unsqueeze(1) * moves
             step += 1
             weight_steps.observe(step / steps)
     return (tau * log_mean_exp((weights @ rows.T - target).square() / tau)).tolist()
@@ -481,7 +487,7 @@ TASKS: dict[str, type[BaseTask]] = {
 }
 # What the tasks take of their own accord; of classification the rate is for each class, in partial AUC it is found.
 NOTHING_SET = {
-    "regression": Rule(proximal=True, clip=False, rate=0.01, decades=4, warmup=1),
+    "regression": Rule(proximal=True, clip=False, rate=0.01, decades=4, warmup=1, auto_momentum=True),
     "partial AUC": Rule(proximal=True, rate=1e-3, auto_lr=PartialAUCTask.auto_lr),
     "classification": Rule(proximal=True, rate=1.0, gradual=True),
 }

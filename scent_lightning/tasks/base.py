@@ -18,11 +18,12 @@ from scent_lightning.compiling import outside_graphs
 from scent_lightning.duals import AutoLR, DualVariableMixin
 from scent_lightning.duals.auto_rate import Fall
 from scent_lightning.duals.weight_step import WeightStepRule, checked_weight_step
-from scent_lightning.optim import check_sgd
+from scent_lightning.optim import IncreasingMomentumSGD, check_sgd
 from scent_lightning.private_api import trainer_of
 from scent_lightning.random_state import seed_of
 from scent_lightning.tasks.batches import random_half, three_parts
 from scent_lightning.tasks.training import (
+    GivenMomentum,
     GivenRate,
     LearningRate,
     LearningRateSchedule,
@@ -31,6 +32,7 @@ from scent_lightning.tasks.training import (
     check_trains,
     scheduled_optimizer,
 )
+from scent_lightning.validation import checked_choice
 
 __all__ = ["BaseTask"]
 
@@ -51,9 +53,10 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
     Args:
         lr: learning rate of SGD, above 0; "auto" finds it during the run, see :mod:`scent_lightning.duals.auto_rate`;
             None: the task's own for its ``weight_step``, see :attr:`learning_rates`.
-        momentum: momentum of SGD, in [0, 1).
+        momentum: momentum of SGD, in [0, 1); "auto" increases over the run, see
+            :class:`~scent_lightning.optim.IncreasingMomentumSGD`.
         weight_decay: L2 penalty of SGD, at least 0.
-        nesterov: Nesterov's form of the momentum; without momentum of no effect.
+        nesterov: Nesterov's form of a momentum that is a number above 0; "auto" has it.
         optimizer: another optimiser by class path, with its own settings, in place of SGD; None: SGD.
         lr_schedule: "cosine" (to 0 over the run), "geometric" (to a ten-thousandth of it, the same factor each step,
             and to 0 over the last twentieth), "constant" or "step" (a tenth after each third of the run); None: the
@@ -108,7 +111,7 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
     def __init__(
         self,
         lr: GivenRate = None,
-        momentum: float = 0.0,
+        momentum: GivenMomentum = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
         optimizer: OptimizerCallable | None = None,
@@ -124,10 +127,12 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
             lr, lr_schedule, warmup_epochs = 1.0, "constant", 0.0  # times what is found
         default = self.learning_rates["gradient" if optimizer is not None else weight_step]
         self.lr, self.lr_schedule, self.warmup_epochs = default.given(lr, lr_schedule, warmup_epochs)
-        check_sgd(self.lr, momentum, weight_decay)
-        self.momentum = momentum
+        if isinstance(momentum, str):
+            checked_choice("momentum", momentum, ("auto",))
+        check_sgd(self.lr, 0.0 if momentum == "auto" else momentum, weight_decay)
+        self.momentum: GivenMomentum = momentum
         self.weight_decay = weight_decay
-        self.nesterov = nesterov and momentum > 0
+        self.nesterov = nesterov and momentum != "auto" and momentum > 0
         self.optimizer = optimizer
 
     def save_hyperparameters(
@@ -253,6 +258,8 @@ class BaseTask(TrainLossMixin, DualVariableMixin):
         Args:
             parameters: those of :meth:`trained_parameters`.
         """
+        if self.momentum == "auto":
+            return IncreasingMomentumSGD(parameters, lr=self.lr, weight_decay=self.weight_decay)
         return torch.optim.SGD(
             parameters, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
         )

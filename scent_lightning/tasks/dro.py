@@ -25,7 +25,7 @@ from scent_lightning.private_api import trainer_of
 from scent_lightning.tasks.base import BaseTask
 from scent_lightning.tasks.batches import check_rows, three_parts
 from scent_lightning.tasks.temperature import TemperatureOfRows
-from scent_lightning.tasks.training import GivenRate, LearningRate, LearningRateSchedule
+from scent_lightning.tasks.training import GivenMomentum, GivenRate, LearningRate, LearningRateSchedule
 from scent_lightning.validation import checked_choice, checked_integer, checked_number
 
 __all__ = ["DRORegressionTask"]
@@ -61,8 +61,9 @@ class DRORegressionTask(BaseTask):
         initial: where the linear model starts: "least_squares" (on the training rows) or "zeros". A network starts as
             it is.
         lr: learning rate of SGD, above 0; "auto" finds it during the run; None: 0.01 with the proximal step, else 1e-5.
-        momentum: momentum of SGD, in [0, 1).
-        nesterov: Nesterov's form of the momentum.
+        momentum: momentum of SGD, in [0, 1); "auto" increases over the run from 0.9, see
+            :class:`~scent_lightning.optim.IncreasingMomentumSGD`; None: "auto" with the proximal step, else 0.9.
+        nesterov: Nesterov's form of a momentum that is a number; "auto" has it.
         weight_decay: L2 penalty of SGD, at least 0.
         optimizer: another optimiser by class path, with its own settings, in place of SGD; None: SGD.
         lr_schedule: "cosine" (to 0 over the run), "geometric" (to a ten-thousandth of it, the same factor each step,
@@ -107,7 +108,7 @@ class DRORegressionTask(BaseTask):
         network: nn.Module | None = None,
         initial: Initial = "least_squares",
         lr: GivenRate = None,
-        momentum: float = 0.9,
+        momentum: GivenMomentum | None = None,
         nesterov: bool = True,
         weight_decay: float = 0.0,
         optimizer: OptimizerCallable | None = None,
@@ -116,6 +117,8 @@ class DRORegressionTask(BaseTask):
         independent_sample: bool = False,
         warmup_epochs: float | None = None,
     ) -> None:
+        if momentum is None:
+            momentum = "auto" if weight_step == "proximal" else 0.9
         super().__init__(lr, momentum, weight_decay, nesterov, optimizer, lr_schedule, weight_step, warmup_epochs)
         checked_integer("num_features", num_features)
         self.loss = checked_choice("loss", loss, get_args(ResidualLoss))

@@ -30,7 +30,7 @@ from scent_lightning.private_api import trainer_of
 from scent_lightning.tasks.batches import check_range, class_numbers, random_half, some_columns, three_parts
 from scent_lightning.tasks.row_sparse import RowSparseTask
 from scent_lightning.tasks.training import GivenRate, LearningRate, LearningRateSchedule
-from scent_lightning.validation import checked_integer
+from scent_lightning.validation import checked_integer, checked_number
 
 __all__ = ["ExtremeClassificationTask"]
 
@@ -161,6 +161,7 @@ class ExtremeClassificationTask(RowSparseTask):
         margin_type: MarginType = "cosine",
     ) -> None:
         checked_integer("num_classes", num_classes, least=2)
+        checked_number("momentum", momentum, least=0, below=1)
         if lr is None and optimizer is None and weight_step == "proximal":
             # A class's row is moved in one of so many steps.
             lr = self.learning_rates["proximal"].lr * num_classes
@@ -431,4 +432,5 @@ class ExtremeClassificationTask(RowSparseTask):
 
     def configure_optimizer(self, parameters: list[Any]) -> Optimizer:
         """Row-sparse SGD; called where the argument ``optimizer`` is None."""
-        return RowSparseSGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        momentum = cast(float, self.momentum)
+        return RowSparseSGD(parameters, lr=self.lr, momentum=momentum, weight_decay=self.weight_decay)

@@ -19,6 +19,7 @@ from scent_lightning.validation import checked_choice, checked_number
 
 LearningRateSchedule = Literal["cosine", "geometric", "constant", "step"]
 GivenRate: TypeAlias = float | Literal["auto"] | None
+GivenMomentum: TypeAlias = float | Literal["auto"]
 _KEY = "scent_lightning_train_loss"
 # By how many powers of ten a warm-up before another schedule than the geometric one rises.
 _WARMUP_DECADES = 3.0
