@@ -60,7 +60,7 @@ def test_fit_leaves_log_config_and_checkpoint_and_says_where(run):
     events = EventAccumulator(str(log))
     events.Reload()
     tags = set(events.Tags()["scalars"])
-    assert {"dual/nu/weight", "dual/nu/effective_gamma", "train/loss", "lr-SGD"} <= tags
+    assert {"dual/nu/weight", "dual/nu/effective_gamma", "train/loss", "lr-IncreasingMomentumSGD"} <= tags
     assert {"val/entropic_risk", "val/rmse", "val/worst_loss"} <= tags
     assert not events.Tags()["histograms"]  # of the one ν
     saved = yaml.safe_load((log / "config.yaml").read_text())

@@ -323,5 +323,5 @@ def test_the_rate_is_in_the_log(tmp_path):
     )
     trainer.fit(task, Rows())
     found = trainer.lr_scheduler_configs[0].scheduler.found
-    logged = pd.read_csv(f"{logger.log_dir}/metrics.csv")["lr-SGD"].dropna()
+    logged = pd.read_csv(f"{logger.log_dir}/metrics.csv")["lr-IncreasingMomentumSGD"].dropna()
     assert logged.max() == pytest.approx(math.exp(found.top))
