@@ -82,8 +82,6 @@ class IncreasingMomentumSGD(torch.optim.SGD):
         self._increase_before_steps()
 
     def _increase_before_steps(self) -> None:
-        for group in self.param_groups:
-            group.setdefault("steps", 0)
         # Not in step itself: torch's records and hooks are around it.
         if "increases" not in vars(self):
             self.register_step_pre_hook(_increase)
@@ -97,7 +95,7 @@ class IncreasingMomentumSGD(torch.optim.SGD):
 def _increase(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Set the momentum of the next step, and count it."""
     for group in optimizer.param_groups:
-        steps = group.get("steps", 0)  # a state of another SGD has none
+        steps = group.get("steps", 0)  # none before the first, or in a state of another SGD
         group["momentum"], group["dampening"] = increasing_momentum(steps)
         # With dampening, too, which torch's SGD does not take as an argument: g is not in v alone.
         group["nesterov"], group["steps"] = True, steps + 1

@@ -11,8 +11,8 @@ from scent_lightning.tasks import DRORegressionTask, ExtremeClassificationTask
 from tests.helpers import quiet_trainer
 
 
-def fitted(momentum="auto", **arguments):
-    """A fit of regression, and the parameter group at its end."""
+def regression(momentum="auto", **arguments):
+    """A regression, its rows in batches of two, and what trains it."""
     data = TabularRegressionDataModule("diabetes", batch_size=2)
     task = DRORegressionTask(10, SCENT(), tau=5.0, momentum=momentum)
     trainer = quiet_trainer(limit_val_batches=0, **arguments)
@@ -20,7 +20,7 @@ def fitted(momentum="auto", **arguments):
 
 
 def test_of_a_task_it_increases_with_the_steps():
-    task, data, trainer = fitted(max_epochs=10)
+    task, data, trainer = regression(max_epochs=10)
     trainer.fit(task, data)
     (optimizer,) = trainer.optimizers
     assert type(optimizer) is IncreasingMomentumSGD
@@ -31,13 +31,13 @@ def test_of_a_task_it_increases_with_the_steps():
 
 
 def test_a_resumed_run_is_the_same(tmp_path):
-    whole, data, trainer = fitted(max_epochs=10)
+    whole, data, trainer = regression(max_epochs=10)
     trainer.fit(whole, data)
-    first, data, trainer = fitted(max_epochs=10)
+    first, data, trainer = regression(max_epochs=10)
     first.on_train_epoch_end = lambda: setattr(trainer, "should_stop", trainer.current_epoch == 7)
     trainer.fit(first, data)
     trainer.save_checkpoint(tmp_path / "a.ckpt")
-    second, data, trainer = fitted(max_epochs=10)
+    second, data, trainer = regression(max_epochs=10)
     trainer.fit(second, data, ckpt_path=tmp_path / "a.ckpt", weights_only=True)
     assert trainer.optimizers[0].param_groups[0]["steps"] == 2210
     assert torch.equal(second.network.weight, whole.network.weight)
@@ -45,10 +45,10 @@ def test_a_resumed_run_is_the_same(tmp_path):
 
 
 def test_a_checkpoint_of_another_momentum_goes_on_with_it(tmp_path):
-    first, data, trainer = fitted(0.9, max_epochs=1)
+    first, data, trainer = regression(0.9, max_epochs=1)
     trainer.fit(first, data)
     trainer.save_checkpoint(tmp_path / "a.ckpt")
-    second, data, trainer = fitted(max_epochs=2)
+    second, data, trainer = regression(max_epochs=2)
     trainer.fit(second, data, ckpt_path=tmp_path / "a.ckpt", weights_only=True)
     (group,) = trainer.optimizers[0].param_groups
     assert (group["momentum"], group["nesterov"], group["steps"]) == (0.9, True, 221)
